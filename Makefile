@@ -1,0 +1,37 @@
+# Two commands: `make run` shows what FedTailor does, `make test` says whether it is whole. Both make .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test test-slow bench pictures clean
+
+run: $(VENV)/installed
+	$(BIN)/fedtailor compare local fedavg fedper scaffold ditto --data digits --data.clients 20 --data.alpha 0.1 \
+		--rounds 20 --batch-size 16 --seeds 0,1,2 --out runs/make-run-$$(date +%Y%m%d-%H%M%S)
+
+test: $(VENV)/installed-all
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+test-slow: $(VENV)/installed-all
+	$(BIN)/pytest -m slow
+
+bench: $(VENV)/installed-all
+	$(BIN)/python benchmarks/sequential.py
+
+pictures: $(VENV)/installed
+	$(BIN)/python docs/pictures.py
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/installed-all: $(VENV)/installed
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)

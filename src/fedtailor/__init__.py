@@ -1,0 +1,45 @@
+"""FedTailor: personalised federated learning. Many clients train together, each ends with a model tailored to it.
+
+import fedtailor as ft
+fed = ft.load("digits", clients=20, partition="dirichlet", alpha=0.1, seed=0)
+run = ft.simulate(ft.methods.FedPer(lr=0.05), ft.network("mlp", fed), fed, rounds=20)
+"""
+
+from fedtailor import methods, trees
+from fedtailor.data.datasets import load
+from fedtailor.errors import Refused
+from fedtailor.federation import Federation
+from fedtailor.local import Batch, LocalView
+from fedtailor.method import Exchange, Method, Setup
+from fedtailor.model import Metric, Model, wrap
+from fedtailor.networks import network
+from fedtailor.run import Run
+from fedtailor.simulate import simulate
+
+__version__ = "0.1.0"
+__all__ = [
+    "Batch",
+    "Exchange",
+    "Federation",
+    "LocalView",
+    "Method",
+    "Metric",
+    "Model",
+    "Refused",
+    "Run",
+    "Setup",
+    "load",
+    "methods",
+    "network",
+    "open",
+    "simulate",
+    "trees",
+    "wrap",
+]
+
+
+def open(path: str) -> Run:
+    """A finished run from its folder; see `fedtailor.record`."""
+    from fedtailor.record import open_run  # needs safetensors, which training does not
+
+    return open_run(path)

@@ -1,0 +1,169 @@
+"""The command: run, compare, show, list, data. It reads flags, asks the library, and prints."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedtailor.data.datasets import DATASETS, Data
+from fedtailor.errors import Refused, unknown
+from fedtailor.experiment import Experiment, field_notes, from_toml, make
+from fedtailor.federation import Federation
+from fedtailor.flags import Flags, read_flags
+from fedtailor.methods import METHODS
+from fedtailor.networks import NETWORKS
+from fedtailor.record import free_folder, open_run
+from fedtailor.run import Record, Run
+from fedtailor.table import catalogue, comparison, run_table, verdict
+
+app = typer.Typer(help="Personalised federated learning.", no_args_is_help=True, add_completion=False)
+_FREE = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
+out, err = Console(), Console(stderr=True)
+
+
+def _flag_help() -> str:
+    lines = ["Flags are the fields of an experiment:", ""]
+    for prefix, kind in [("", Experiment), ("data.", Data)]:
+        for name, (default, note) in field_notes(kind).items():
+            if name not in ("method", "data", "network"):
+                shown = f" [{default}]" if default not in ("", "None") else ""
+                lines += [f"--{prefix}{name.replace('_', '-')}{shown}  {note}", ""]
+    lines += ["--method NAME, --method.FIELD, --network NAME, --network.FIELD: see fedtailor list methods|networks"]
+    return "\n".join(lines)
+
+
+@app.command(context_settings=_FREE, epilog=_flag_help())
+def run(ctx: typer.Context) -> None:
+    """Run one experiment: fedtailor run exp.toml, or fedtailor run --method fedavg --data digits --rounds 20; --out is
+    the folder that runs are kept in [runs]."""
+    flags = read_flags(ctx.args)
+    folder = Path(flags.pop("out", "runs"))
+    if len(flags.words) > 1:
+        raise Refused(f"One experiment file at a time, not {len(flags.words)}.")
+    experiment = make(flags.over(from_toml(Path(flags.words[0])) if flags.words else {}))
+    fed = experiment.load()
+    with _progress() as progress:
+        finished = _run(experiment, fed, folder, _label(experiment) + f"-{experiment.data.name}", progress)
+    out.print(run_table(finished))
+    out.print(f"The run lies in {finished.folder}", soft_wrap=True)
+
+
+@app.command(context_settings=_FREE, epilog=_flag_help())
+def compare(ctx: typer.Context) -> None:
+    """Compare methods: fedtailor compare fedavg fedper ditto --data digits --seeds 0,1,2 --out FOLDER. Training alone
+    is always among them. --method.FIELD sets a field of every method that has it, --NAME.FIELD of one."""
+    flags = read_flags(ctx.args)
+    folder = Path(flags.pop("out", "runs"))
+    seeds = flags.pop_list("seeds", int, [0])
+    names = list(dict.fromkeys(["local", *flags.words]))
+    plans = [_for_method(name, names, flags) | {"seed": seed} for seed in seeds for name in names]
+    experiments = [make(plan) for plan in plans]
+    feds = {e.seed: e.load() for e in experiments}
+    with _progress() as progress:
+        runs = [_run(e, feds[e.seed], folder, _label(e), progress) for e in experiments]
+    _show_runs(runs)
+    out.print(f"The runs lie in {folder}", soft_wrap=True)
+
+
+@app.command()
+def show(folder: Annotated[Path, typer.Argument(help="a run, or a folder of runs")]) -> None:
+    """Print the table of a run, or of all runs in a folder, again."""
+    if (folder / "experiment.toml").is_file():
+        out.print(run_table(open_run(folder)))
+        return
+    paths = sorted(path.parent for path in folder.glob("*/experiment.toml"))
+    if not paths:
+        raise Refused(f"There is no run in '{folder}'.")
+    _show_runs([open_run(path) for path in paths])
+
+
+@app.command(name="list")
+def list_(what: Annotated[str, typer.Argument(help="methods, data or networks")]) -> None:
+    """List what there is: methods, data, networks."""
+    if what == "methods":
+        out.print(catalogue("method", "paper", {n: (m.__doc__ or "", field_notes(m)) for n, m in METHODS.items()}))
+    elif what == "networks":
+        out.print(catalogue("network", "about", {n: (k.__doc__ or "", field_notes(k)) for n, k in NETWORKS.items()}))
+    elif what == "data":
+        sets: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
+            name: (dataset.about, {}) for name, dataset in DATASETS.items()
+        }
+        sets["folder"] = ("your own clients: one .npz or one folder of pictures each (data.folder)", {})
+        out.print(catalogue("data", "about", sets))
+    else:
+        raise unknown("list", what, ["methods", "data", "networks"])
+
+
+data = typer.Typer(help="Data sets.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+
+@data.command()
+def get(name: Annotated[str, typer.Argument(help="fashion-mnist, mnist or cifar10")]) -> None:
+    """Fetch a data set, so that later runs need no network."""
+    from fedtailor.data import fetch
+
+    if name == "digits":
+        out.print("digits is inside scikit-learn: there is nothing to fetch.")
+        return
+    out.print(f"{name} lies in {fetch.get(name)}", soft_wrap=True)
+
+
+def main() -> None:
+    """What the installed command calls: a refusal is one sentence and exit code 2."""
+    try:
+        app()
+    except Refused as refusal:
+        err.print(f"[bold red]fedtailor:[/] {refusal}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+
+
+def _run(experiment: Experiment, fed: Federation, folder: Path, label: str, progress: Progress) -> Run:
+    rounds = len(experiment.schedule) if experiment.schedule else experiment.rounds or 20
+    task = progress.add_task(label, total=rounds, score="")
+
+    def advance(record: Record) -> None:
+        names = (key for key in record if key.endswith("_trained") and isinstance(record[key], float))
+        if name := next(names, None):
+            progress.update(task, score=f"{name.replace('_', ' ')} {record[name]:.3f}")
+        progress.advance(task)
+
+    return experiment.run(fed, record=advance, folder=free_folder(folder, label))
+
+
+def _label(experiment: Experiment) -> str:
+    return f"{type(experiment.method).__name__.lower()}-seed{experiment.seed}"
+
+
+def _for_method(name: str, names: list[str], flags: Flags) -> dict[str, Any]:
+    """The settings of one method among several."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    settings = flags.over({})
+    own = {other: settings.pop(other, {}) for other in names}[name]
+    common = settings.pop("method", {})
+    if not isinstance(common, dict):
+        raise Refused("compare takes the methods' names without a flag: fedtailor compare fedavg fedper.")
+    known = {field for other in names if other in METHODS for field in field_notes(METHODS[other])}
+    for setting in common:
+        if setting not in known:
+            raise unknown("field of these methods", setting, known)
+    shared = {key: value for key, value in common.items() if key in field_notes(METHODS[name])}
+    return settings | {"method": {"name": name} | shared | own}
+
+
+def _show_runs(runs: list[Run]) -> None:
+    out.print(comparison(runs))
+    out.print(verdict(runs))
+
+
+def _progress() -> Progress:
+    columns = [TextColumn("{task.description:24}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()]
+    return Progress(*columns, TextColumn("{task.fields[score]}"), console=err, disable=not err.is_terminal)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Real data: data sets, partitions, downloads and a user's own folder."""

@@ -1,0 +1,153 @@
+"""An experiment as a dataclass, as TOML and as flags of the command: three forms of one thing.
+
+rounds = 20
+[method]
+name = "fedper"
+lr = 0.1
+[data]
+name = "digits"
+[network]
+name = "mlp"
+"""
+
+import inspect
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from fedtailor.data.datasets import DATASETS, Data
+from fedtailor.errors import Refused, unknown
+from fedtailor.federation import Federation
+from fedtailor.method import Method
+from fedtailor.methods import METHODS, FedAvg
+from fedtailor.networks import NETWORKS, Network, network
+from fedtailor.run import Record, Run
+from fedtailor.schedule import Participation
+from fedtailor.simulate import simulate
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that determines a run."""
+
+    method: Method = field(default_factory=FedAvg)
+    data: Data = field(default_factory=Data)
+    network: Network | None = None  # None: the one that suits the data set
+    rounds: int | None = None  # 20, or the length of the schedule
+    batch_size: int = 64
+    participation: Participation = 1.0  # share of clients a round, or a range: 0.6,1.0
+    engine: str = "auto"
+    device: str = "auto"
+    dtype: Literal["float32", "float64"] = "float32"
+    seed: int = 0
+    schedule: list[list[int]] | None = None  # the clients of every round
+    validation: float = 0.0  # share of training data held out to choose a round by
+    evaluate_every: int = 1  # rounds
+    evaluate: int | Literal["all", "participants"] = "all"  # all, participants or a number of clients
+
+    def load(self) -> Federation:
+        """The federation; its split follows the run's seed unless it has one of its own."""
+        return (self.data if self.data.seed is not None else replace(self.data, seed=self.seed)).load()
+
+    def run(
+        self, fed: Federation | None = None, record: Callable[[Record], None] | None = None, folder: Path | None = None
+    ) -> Run:
+        """Do it."""
+        fed = fed or self.load()
+        settings = {f.name: getattr(self, f.name) for f in fields(self)[3:]} | {"dtype": getattr(torch, self.dtype)}
+        return simulate(self.method, self._model(fed), fed, record=record, folder=folder, **settings)
+
+    def _model(self, fed: Federation) -> Any:
+        if self.network is None:
+            return network(DATASETS[self.data.name].network if self.data.name in DATASETS else _suited(fed), fed)
+        name = next(name for name, kind in NETWORKS.items() if isinstance(self.network, kind))
+        return network(name, fed, **vars(self.network))
+
+
+def from_toml(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(f"The experiment '{path}' cannot be read: {error}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise Refused(f"The experiment '{path}' is not TOML: {error}.") from error
+
+
+def make(settings: Settings) -> Experiment:
+    """An experiment from nested settings, as TOML holds them.
+
+    >>> make({"rounds": 5, "method": {"name": "ditto", "lam": 0.5}}).method
+    Ditto(lr=0.1, epochs=2, momentum=0.0, weight_decay=0.0, lam=0.5)
+    """
+    plain = dict(settings)
+    parts: dict[str, Any] = {}
+    kinds: list[tuple[str, Mapping[str, type[Any]], str | None]]
+    kinds = [("method", METHODS, "fedavg"), ("network", NETWORKS, None)]
+    for part, known, default in kinds:
+        given = _named(part, plain.pop(part, {}), default)
+        if "name" in given:
+            name = given.pop("name")
+            if name not in known:
+                raise unknown(part, name, known)
+            parts[part] = build(known[name], given, name, part)
+        elif given:
+            raise Refused(f"The {part} has fields but no name; add {part}.name, one of {', '.join(known)}.")
+    data = _named("data", plain.pop("data", {}), "digits")
+    if data["name"] not in (known_data := [*DATASETS, "folder"]):
+        raise unknown("data set", data["name"], known_data)
+    parts["data"] = build(Data, data, data["name"], "data")
+    experiment: Experiment = build(Experiment, plain | parts, "the experiment")
+    return experiment
+
+
+def build(kind: type[Any], values: Settings, name: str, prefix: str = "") -> Any:
+    """An instance of a dataclass from named values, each checked against its field."""
+    hints, known = get_type_hints(kind), [f.name for f in fields(kind)]
+    made = {}
+    for key, value in values.items():
+        if key not in known:
+            raise unknown(f"field of {name}", key, known)
+        if key in ("method", "data", "network") and not prefix:
+            made[key] = value
+            continue
+        try:
+            made[key] = TypeAdapter(hints[key]).validate_python(value)
+        except ValidationError as error:
+            where = f"{prefix}.{key}" if prefix else key
+            raise Refused(f"{where} cannot be {value!r}: {error.errors()[0]['msg'].lower()}.") from error
+    return kind(**made)
+
+
+def field_notes(kind: type[Any]) -> dict[str, tuple[str, str]]:
+    """Field -> (default, the comment beside it in the source).
+
+    >>> field_notes(METHODS["fedprox"])["mu"]
+    ('0.1', 'μ, pull towards the received model')
+    """
+    comments: dict[str, str] = {}
+    for owner in reversed(kind.__mro__[:-1]):
+        comments |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", inspect.getsource(owner), re.MULTILINE))
+    defaults = {f.name: "" if f.default is MISSING else str(f.default) for f in fields(kind)}
+    return {name: (default, comments.get(name, "")) for name, default in defaults.items()}
+
+
+def _named(part: str, given: Any, default: str | None) -> dict[str, Any]:
+    """A part may be given as its name alone."""
+    if isinstance(given, str):
+        given = {"name": given}
+    if not isinstance(given, Mapping):
+        raise Refused(f"{part} must be a name or a table with a name, not {given!r}.")
+    return ({"name": default} if default else {}) | dict(given)
+
+
+def _suited(fed: Federation) -> str:
+    return "lenet5" if fed.shape is not None and len(fed.shape) == 3 and min(fed.shape[1:]) >= 28 else "mlp"

@@ -1,0 +1,244 @@
+"""The only round loop: every method, every engine.
+
+send → train → receive → evaluate
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.data.partition import hold_out
+from fedtailor.engines import Engine, make_engine
+from fedtailor.errors import Refused
+from fedtailor.evaluation import Evaluator, Values, plain_mean, weighted_mean
+from fedtailor.federation import Federation
+from fedtailor.local import Common, LocalView, pick
+from fedtailor.method import Exchange, Method, Setup
+from fedtailor.model import Model, cross_entropy
+from fedtailor.run import Record, describe_clients
+from fedtailor.store import ClientStore
+from fedtailor.trees import Params, Tree, flatten, map_leaves, take
+from fedtailor.wire import LeakGuard, count_bytes, deliver
+
+_COHORT = 64  # clients evaluated at once
+
+
+@dataclass(eq=False)  # the one thing that changes: server, states and trained are replaced round by round
+class Rounds:
+    """The state of a run and what a round does to it."""
+
+    method: Method
+    model: Model
+    engine: Engine
+    evaluator: Evaluator
+    guard: LeakGuard
+    common: Common
+    device: torch.device
+    train: list[Tensor]
+    validation: list[Tensor]
+    test: list[Tensor]
+    sizes: Tensor
+    start: Tree  # the server before round 1
+    server: Tree
+    states: ClientStore
+    trained: ClientStore | None = None  # every client's model as it last trained
+
+    @classmethod
+    def build(
+        cls, method: Method, model: Model, fed: Federation, plan: Sequence[Sequence[int]], device: torch.device,
+        dtype: torch.dtype, seed: int, batch_size: int, engine: str, validation: float,
+        initial: Mapping[str, Tensor] | None,
+    ) -> "Rounds":  # fmt: skip
+        params = model.init(seed)
+        if initial is not None:
+            params = model.from_state_dict(initial, params)
+        params = {name: p.to(device, dtype) for name, p in params.items()}
+        model = model.to(device, dtype)
+        cuts = [hold_out(fed.y.numpy(), own.numpy(), validation, (seed, i)) for i, own in enumerate(fed.train)]
+        train, held = ([torch.from_numpy(cut[side]).to(device) for cut in cuts] for side in (0, 1))
+        sizes = torch.tensor([len(own) for own in train])
+        y = fed.y.to(device, dtype) if fed.y.is_floating_point() else fed.y.to(device)
+        common = Common(
+            model.mode(training=True), map_leaves(lambda p: p.to(device), {"x": fed.x})["x"], y,
+            fed.preparation(dtype, device), min(batch_size, int(sizes.max())), len(plan), fed.num_clients,
+            int(sizes.sum()), seed, dtype,
+        )  # fmt: skip
+        serving = model.mode(training=False)
+        _check_fit(serving, params, common, fed)
+        setup = Setup(model, params, fed.num_clients, sizes.to(device), len(plan), seed)
+        server = method.init_server(setup)
+        return cls(
+            method, model, make_engine(engine, common, train), Evaluator(method, serving, common),
+            LeakGuard(common.x, common.prepare), common, device, train, held, [own.to(device) for own in fed.test],
+            sizes.to(device), server, server, ClientStore(method.init_client(setup), fed.num_clients),
+        )  # fmt: skip
+
+    def info(self, fed: Federation) -> dict[str, Any]:
+        """What the record says once: where it ran, and who the clients are."""
+        return {
+            "engine": self.engine.name,
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "parameters": sum(p.numel() for p in self.model.module.parameters() if p.requires_grad),
+            "score": self.model.score,
+            "higher_is_better": self.model.higher_is_better,
+            "clients": describe_clients(fed, self.sizes.tolist()),
+        }
+
+    def round(self, number: int, clients: Sequence[int]) -> Record:
+        """One round; a method that goes one by one sees each client as a round of its own."""
+        started = time.perf_counter()
+        down: dict[int, int] = {}
+        up: dict[int, int] = {}
+        for cohort in [[client] for client in clients] if self.method.one_by_one else [list(clients)]:
+            sent = deliver(self.method.send(self.server, cohort, number))
+            result = self.engine.apply(self._train, number, cohort, self.states.get(cohort, self.device), sent)
+            received = deliver(result["upload"])
+            self._check_uploads(cohort, received)
+            self.states.put(cohort, result["state"])
+            self._keep_trained(cohort, result["trained"])
+            sizes = self.sizes[cohort]
+            exchange = Exchange(number, cohort, self.common.num_clients, sizes, sent, received)
+            with torch.no_grad():
+                self.server = self.method.receive(self.server, exchange)
+            down |= zip(cohort, count_bytes(sent, len(cohort)), strict=True)
+            up |= zip(cohort, count_bytes(received, len(cohort)), strict=True)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return {
+            "round": number,
+            "clients": list(clients),
+            "bytes_up": sum(up.values()),
+            "bytes_down": sum(down.values()),
+            "seconds": time.perf_counter() - started,
+            "loss": None,
+            **{f"{name}_{moment}": None for name in self.model.metrics for moment in ("received", "trained")},
+            "per_client": {"bytes_up": up, "bytes_down": down},
+        }
+
+    def evaluate(self, line: Record, who: str | int, last: bool) -> Record:
+        """Add both moments to a round's record: `received` as if a further round began, `trained` for its clients."""
+        started, clients, following = time.perf_counter(), line["clients"], line["round"] + 1
+        chosen = self._chosen(clients, who)
+        values: dict[str, Values] = {}
+        for cohort in _cohorts(chosen):
+            _extend(values, self._scores(cohort, self.received(cohort, following), "received"))
+            _extend(values, self._measures(cohort, following))
+        for cohort in _cohorts([client for client in chosen if client in set(clients)]):
+            personal = self.as_trained(cohort)
+            _extend(values, self._scores(cohort, personal, "trained"))
+            _extend(values, {"loss": self.evaluator(cohort, personal, self.train)["loss"]})
+        weights = [len(own) for own in self.test]
+        for name, found in values.items():
+            line |= {name: weighted_mean(found, weights), f"{name}_mean": plain_mean(found)}
+        if last:
+            line["last_trained"] = self._last_trained(chosen)
+        line["per_client"] |= values
+        return line | {"seconds_evaluating": time.perf_counter() - started}
+
+    def received(self, clients: Sequence[int], number: int) -> Tree:
+        """These clients' own models if round `number` began now, stacked."""
+        sent = deliver(self.method.send(self.server, clients, number))
+        return self.engine.apply(self.method.personalize, number, clients, self.states.get(clients, self.device), sent)
+
+    def as_trained(self, clients: Sequence[int]) -> Tree:
+        """These clients' own models as they last trained, stacked; the initial ones of those that never did."""
+        store = self.trained
+        if store is None:
+            return self._initial(clients)
+        models = [store.get([c], self.device) if store.has(c) else self._initial([c]) for c in clients]
+        return map_leaves(lambda *parts: torch.cat(parts), *models)
+
+    def personal_state_dict(self, client: int, moment: str) -> Params:
+        """One client's own model as an ordinary state_dict."""
+        if moment not in ("received", "trained"):
+            raise Refused(f"A moment is 'received' or 'trained', not '{moment}'.")
+        model = self.as_trained([client]) if moment == "trained" else self.received([client], self.common.rounds + 1)
+        flat = flatten(take(model, 0))
+        names = set(self.model.init(self.common.seed))
+        if not names <= flat.keys():
+            return {name: leaf.cpu() for name, leaf in flat.items()}
+        whole = self.model.state_dict({name: flat[name] for name in names})
+        return whole | {name: leaf.cpu() for name, leaf in flat.items() if name not in names}
+
+    def _train(self, local: LocalView, state: Tree, message: Tree) -> Tree:
+        state, upload = self.method.train(local, state, message)
+        return {"state": state, "upload": upload, "trained": self.method.trained(local, state, message, upload)}
+
+    def _initial(self, clients: Sequence[int]) -> Tree:
+        sent = deliver(self.method.send(self.start, clients, 1))
+        return self.engine.apply(self.method.personalize, 1, clients, self.states.get(clients, self.device), sent)
+
+    def _keep_trained(self, clients: Sequence[int], trained: Tree) -> None:
+        if self.trained is None:
+            self.trained = ClientStore(take(trained, 0), self.common.num_clients)
+        self.trained.put(clients, trained)
+
+    def _check_uploads(self, clients: Sequence[int], uploads: Tree) -> None:
+        for position, client in enumerate(clients):
+            self.guard.check(type(self.method).__name__, client, self.train[client], take(uploads, position))
+
+    def _chosen(self, clients: Sequence[int], who: str | int) -> list[int]:
+        if who == "participants":
+            return list(clients)
+        everyone = np.arange(self.common.num_clients)
+        if who == "all" or int(who) >= len(everyone):
+            return everyone.tolist()
+        return sorted(np.random.default_rng([self.common.seed, 3]).choice(everyone, int(who), replace=False).tolist())
+
+    def _scores(self, clients: Sequence[int], personal: Tree, moment: str) -> dict[str, Values]:
+        found = {f"{n}_{moment}": v for n, v in self.evaluator(clients, personal, self.test).items()}
+        if any(len(self.validation[client]) for client in clients):
+            held = self.evaluator(clients, personal, self.validation)
+            found[f"validation_{moment}"] = held[self.model.score]
+        return found
+
+    def _last_trained(self, clients: Sequence[int]) -> dict[str, Values]:
+        values: dict[str, Values] = {}
+        for cohort in _cohorts(clients):
+            _extend(values, self.evaluator(cohort, self.as_trained(cohort), self.test))
+        return values
+
+    def _measures(self, clients: Sequence[int], number: int) -> dict[str, Values]:
+        if type(self.method).measure is Method.measure:
+            return {}
+        sent = deliver(self.method.send(self.server, clients, number))
+        states = self.states.get(clients, self.device)
+        measured = self.engine.apply(self.method.measure, number, clients, states, sent)
+        return {name: dict(zip(clients, values.tolist(), strict=True)) for name, values in measured.items()}
+
+
+def _cohorts(clients: Sequence[int]) -> Iterator[Sequence[int]]:
+    """A few clients at a time, so that evaluating everyone takes no more memory than evaluating some."""
+    for start in range(0, len(clients), _COHORT):
+        yield clients[start : start + _COHORT]
+
+
+def _extend(values: dict[str, Values], more: dict[str, Values]) -> None:
+    for name, found in more.items():
+        values.setdefault(name, {}).update(found)
+
+
+def _check_fit(model: Model, params: Params, common: Common, fed: Federation) -> None:
+    """Try the model on the first client's first sample, so that what does not fit is said before round 1."""
+    first = common.prepare(pick(common.x, fed.train[0][:1].to(common.y.device)))
+    shape = fed.shape if fed.shape is not None else {name: tuple(part.shape[1:]) for name, part in fed.x.items()}
+    try:
+        with torch.no_grad():
+            outputs = model.logits(params, first)
+            losses = model.loss(outputs, common.y[:1].clamp(max=outputs.shape[1] - 1) if fed.classes else common.y[:1])
+    except Exception as error:  # whatever a user's module raises is the reason to tell
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise Refused(f"The model does not take client {fed.names[0]}'s inputs, {shape}: {reason}") from error
+    if losses.shape != (1,):
+        raise Refused(f"The loss must give one number an example, not the shape {tuple(losses.shape)}.")
+    if model.loss is cross_entropy and fed.classes is not None and fed.classes > outputs.shape[1]:
+        beyond = fed.y >= outputs.shape[1]
+        if bool(beyond.any()):
+            raise Refused(f"Client {fed.owner(beyond)} has labels beyond the model's {outputs.shape[1]} outputs.")

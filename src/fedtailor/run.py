@@ -1,0 +1,125 @@
+"""A run: what happened, round by round, and the models it left."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtailor.errors import Refused
+from fedtailor.evaluation import Values, plain_mean, weighted_mean, worst_tenth
+from fedtailor.federation import Federation
+from fedtailor.trees import Params, Tree
+
+Record = dict[str, Any]  # one round; "per_client" maps a name to client -> number
+MOMENTS = ("received", "trained")
+
+
+@dataclass(eq=False)
+class Run:
+    """A finished run, or one that goes on. `experiment` is what was asked for, `info` what was found: where it ran,
+    who the clients are."""
+
+    experiment: dict[str, Any]
+    info: dict[str, Any]
+    records: list[Record]
+    server: Tree
+    get_client: Callable[[int], Tree]
+    get_personal: Callable[[int, str], Params]
+    folder: Path | None = None
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.info["clients"])
+
+    def client(self, client: int) -> Tree:
+        """The state client i keeps."""
+        return self.get_client(self._known(client))
+
+    def personal(self, client: int, moment: str = "trained") -> Params:
+        """Client i's own model as an ordinary state_dict: as it last trained, or as if a further round began."""
+        if moment not in MOMENTS:
+            raise Refused(f"A moment is 'received' or 'trained', not '{moment}'.")
+        return self.get_personal(self._known(client), moment)
+
+    def scores(self, moment: str, choice: str = "last", score: str | None = None) -> Values:
+        """Every evaluated client's score (accuracy, say) at a moment, in the round that `choice` picks."""
+        picked = self._pick_round(moment, choice)
+        return {} if picked is None else self._values_at(picked, moment, score or self.info["score"])
+
+    def summary(self, alone: "Run | None" = None) -> dict[str, Any]:
+        """Moment -> choice of round -> numbers; `alone` is a run of Local on the same clients.
+
+        The choices: `last`; `best_validation`, None without validation data; `best_test`, which is what most papers
+        print, and optimistic. The numbers: the score over all test samples and as the plain mean over clients, the
+        mean of the worst 10 % of clients, the shares of clients that do better and worse than alone.
+        """
+        choices = ("last", "best_validation", "best_test")
+        return {moment: {choice: self._summarise(moment, choice, alone) for choice in choices} for moment in MOMENTS}
+
+    def total(self, name: str) -> float:
+        """The sum of bytes_up, bytes_down or seconds over the rounds."""
+        return float(sum(record[name] for record in self.records))
+
+    def _summarise(self, moment: str, choice: str, alone: "Run | None") -> dict[str, Any] | None:
+        picked = self._pick_round(moment, choice)
+        if picked is None:
+            return None
+        values, better = self._values_at(picked, moment, self.info["score"]), self.info["higher_is_better"]
+        numbers = {
+            "round": self.records[picked]["round"],
+            "clients": len(values),
+            "weighted": weighted_mean(values, self._test_sizes()),
+            "mean": plain_mean(values),
+            "worst_tenth": worst_tenth(values, better),
+        }
+        return numbers if alone is None else numbers | _against(values, alone.scores(moment, choice), better)
+
+    def _pick_round(self, moment: str, choice: str) -> int | None:
+        evaluated = [i for i, record in enumerate(self.records) if f"loss_{moment}" in record["per_client"]]
+        if choice == "last":
+            return evaluated[-1] if evaluated else None
+        name = f"validation_{moment}" if choice == "best_validation" else f"{self.info['score']}_{moment}"
+        sign = 1 if self.info["higher_is_better"] else -1
+        totals = {i: weighted_mean(self._latest(i, name), self._test_sizes()) for i in evaluated}
+        known = {i: sign * total for i, total in totals.items() if total is not None}
+        return max(known, key=lambda i: known[i]) if known else None
+
+    def _values_at(self, position: int, moment: str, score: str) -> Values:
+        """Where the last round was evaluated for everyone as they last trained, that counts; else the latest known."""
+        record = self.records[position]
+        if moment == "trained" and "last_trained" in record:
+            values: Values = record["last_trained"][score]
+            return values
+        return self._latest(position, f"{score}_{moment}")
+
+    def _latest(self, position: int, name: str) -> Values:
+        """For every client the value of its last evaluation up to a round: absent clients are as they last were."""
+        latest: Values = {}
+        for record in self.records[: position + 1]:
+            latest |= record["per_client"].get(name, {})
+        return latest
+
+    def _test_sizes(self) -> list[int]:
+        return [client["test"] for client in self.info["clients"]]
+
+    def _known(self, client: int) -> int:
+        if not 0 <= client < self.num_clients:
+            raise Refused(f"There is no client {client}; there are 0 to {self.num_clients - 1}.")
+        return client
+
+
+def _against(values: Values, alone: Mapping[int, float], higher_is_better: bool) -> dict[str, float | None]:
+    sign = 1 if higher_is_better else -1
+    gains = {client: sign * (value - alone[client]) for client, value in values.items() if client in alone}
+    return {
+        "better_than_alone": plain_mean({client: float(gain > 0) for client, gain in gains.items()}),
+        "worse_than_alone": plain_mean({client: float(gain < 0) for client, gain in gains.items()}),
+    }
+
+
+def describe_clients(fed: Federation, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """What the record tells about every client's data."""
+    return [
+        {"name": name, "train": size, "test": len(test), "classes": fed.class_counts(client)}
+        for client, (name, size, test) in enumerate(zip(fed.names, sizes, fed.test, strict=True))
+    ]

@@ -1,0 +1,142 @@
+"""Tables and sentences for people, made from finished runs."""
+
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
+
+from rich import box
+from rich.table import Table
+
+from fedtailor.run import Run
+
+_CHOICES = {"last": "last", "best_validation": "best on validation", "best_test": "best on test (optimistic)"}
+Groups = dict[str, list[Run]]  # method -> its runs, one a seed
+
+
+def run_table(run: Run) -> Table:
+    """One run: both moments, every choice of round."""
+    title = f"{_where(run)}; {_score(run)}"
+    table = _table(title, ["moment", "round", "", "all samples", "mean of clients", "worst 10 %"], left=3)
+    for moment, choices in run.summary().items():
+        for choice, numbers in choices.items():
+            if numbers is not None:
+                shown = [_number(run, numbers[name]) for name in ("weighted", "mean", "worst_tenth")]
+                table.add_row(moment, str(numbers["round"]), _CHOICES[choice], *shown)
+    up, down = (run.total(name) / 1e6 for name in ("bytes_up", "bytes_down"))
+    table.caption = f"{run.total('seconds'):.1f} s of training; {up:.1f} MB up and {down:.1f} MB down in all"
+    return table
+
+
+def comparison(runs: Sequence[Run]) -> Table:
+    """Several methods, ranked by the score as trained in the last round."""
+    groups, first = _by_method(runs), runs[0]
+    seeds = max(len(group) for group in groups.values())
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed: differences may be chance"
+    columns = ["method", "trained", "received", "worst 10 %", "> alone", "MB up", "MB down", "s"]
+    table = _table(f"{_where(first, method=False)}; {_score(first)}; {over}", columns, left=1)
+    for name in _ranked(groups):
+        group = groups[name]
+        wanted = [("trained", "weighted"), ("received", "weighted"), ("trained", "worst_tenth")]
+        shown = [_spread(first, _over(group, *what)) for what in wanted]
+        up, down, seconds = (mean(run.total(key) for run in group) for key in ("bytes_up", "bytes_down", "seconds"))
+        alone = _better(group, groups.get("local", [])) if name != "local" else ""
+        table.add_row(name, *shown, alone, f"{up / 1e6:.1f}", f"{down / 1e6:.1f}", f"{seconds:.1f}")
+    table.caption = (
+        "Last round, all test samples. trained: after local training, before averaging; received: after it. "
+        "worst 10 %: mean of those clients, trained. > alone: clients that beat training alone, trained."
+    )
+    return table
+
+
+def verdict(runs: Sequence[Run]) -> str:
+    """What the comparison found, in words."""
+    groups, first = _by_method(runs), runs[0]
+    ranked = _ranked(groups)
+    unit = " %" if _in_percent(first) else ""
+    shown = {name: _spread(first, _over(groups[name], "trained", "weighted")) + unit for name in ranked}
+    best = ranked[0]
+    if "local" not in groups or len(ranked) == 1:
+        return f"Best here: {best} with {shown[best]}."
+    if best != "local":
+        return (
+            f"Federating pays here: {best} gets {shown[best]}, training alone {shown['local']}; "
+            f"{_better(groups[best], groups['local'])} of the clients do better with {best} than alone."
+        )
+    nearest = ranked[1]
+    return (
+        f"Training alone is best here: {shown[best]}. Of the federated methods {nearest} comes nearest with "
+        f"{shown[nearest]}; {_better(groups[nearest], groups['local'])} of the clients do better with it than alone."
+    )
+
+
+def catalogue(kind: str, about: str, rows: Mapping[str, tuple[str, Mapping[str, tuple[str, str]]]]) -> Table:
+    """Names with what they are and their fields, if they have any."""
+    some = any(notes for _, notes in rows.values())
+    table = _table("", [kind, about, "fields"][: 2 + some], left=3)
+    table.show_lines = some
+    for name, (text, notes) in rows.items():
+        fields = [f"{field} = {default}" + (f"  {note}" if note else "") for field, (default, note) in notes.items()]
+        table.add_row(name, " ".join(text.split()), *["\n".join(fields)][:some])
+    return table
+
+
+def _where(run: Run, method: bool = True) -> str:
+    name = f"{run.experiment['method']['name']} on " if method else ""
+    return (
+        f"{name}{run.experiment['data'].get('name', 'own data')}, {run.num_clients} clients, {len(run.records)} rounds"
+    )
+
+
+def _score(run: Run) -> str:
+    return f"{run.info['score']} in %" if _in_percent(run) else str(run.info["score"])
+
+
+def _by_method(runs: Sequence[Run]) -> Groups:
+    groups: Groups = {}
+    for run in runs:
+        groups.setdefault(run.experiment["method"]["name"], []).append(run)
+    return groups
+
+
+def _ranked(groups: Groups) -> list[str]:
+    better = next(iter(groups.values()))[0].info["higher_is_better"]
+    return sorted(groups, key=lambda name: mean(_over(groups[name], "trained", "weighted")), reverse=better)
+
+
+def _over(group: Sequence[Run], moment: str, number: str) -> list[float]:
+    """A number of the last round, one for every seed."""
+    summaries = [run.summary()[moment]["last"] for run in group]
+    return [summary[number] for summary in summaries if summary is not None]
+
+
+def _better(group: Sequence[Run], local: Sequence[Run]) -> str:
+    """The share of clients that do better than alone, over all seeds."""
+    partners = {run.experiment["seed"]: run for run in local}
+    pairs = [(run, partners[run.experiment["seed"]]) for run in group if run.experiment["seed"] in partners]
+    shares = [run.summary(alone)["trained"]["last"]["better_than_alone"] for run, alone in pairs]
+    known = [share for share in shares if share is not None]
+    return f"{100 * mean(known):.0f} %" if known else ""
+
+
+def _spread(run: Run, values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    return _number(run, mean(values)) + (f" ± {_number(run, stdev(values))}" if len(values) > 1 else "")
+
+
+def _number(run: Run, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:.1f}" if _in_percent(run) else f"{value:.4g}"
+
+
+def _in_percent(run: Run) -> bool:
+    return bool(run.info["score"] == "accuracy")
+
+
+def _table(title: str, columns: Sequence[str], left: int) -> Table:
+    table = Table(
+        title=title or None, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="left" if position < left else "right", overflow="fold")
+    return table

@@ -1,0 +1,159 @@
+"""Named tensors, nested: every state and every message. A small vocabulary that keeps methods short.
+
+Trees are matched by name, never by position. A stacked tree carries clients on the leading axis of every tensor.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]  # parameter name -> tensor
+Tree = dict[str, Any]  # name -> Tensor, Rows or Tree
+
+
+class Rows(NamedTuple):
+    """A table of which not every client has every row, such as one prototype a class.
+
+    Its shape is constant; absent rows are neither sent nor counted, and arrive as zeros.
+
+    >>> Rows(torch.ones(3, 2), torch.tensor([True, False, True])).values.shape
+    torch.Size([3, 2])
+    """
+
+    values: Tensor  # [rows, ...]
+    present: Tensor  # [rows], bool
+
+
+def map_leaves(function: Callable[..., Any], *trees: Tree) -> Tree:
+    """Apply a function to the tensors of the same name in every tree.
+
+    >>> map_leaves(torch.neg, {"a": torch.tensor(1.0)})
+    {'a': tensor(-1.)}
+    """
+    first, *others = trees
+    for other in others:
+        if other.keys() != first.keys():
+            raise ValueError(f"trees do not match: {sorted(first)} against {sorted(other)}")
+    return {name: _map(function, [tree[name] for tree in trees]) for name in first}
+
+
+def _map(function: Callable[..., Any], nodes: Sequence[Any]) -> Any:
+    if isinstance(nodes[0], dict):
+        return map_leaves(function, *nodes)
+    if isinstance(nodes[0], Rows):
+        return Rows(*(function(*parts) for parts in zip(*nodes, strict=True)))
+    return function(*nodes)
+
+
+def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor | Rows]]:
+    """Every leaf with its path, names joined by "/"."""
+    for name, node in tree.items():
+        if isinstance(node, dict):
+            yield from leaves(node, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", node
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    return map_leaves(torch.add, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    return map_leaves(torch.sub, a, b)
+
+
+def scale(tree: Tree, factor: float | Tensor) -> Tree:
+    """Every tensor times one number."""
+    return map_leaves(lambda leaf: leaf * (factor.to(leaf.dtype) if isinstance(factor, Tensor) else factor), tree)
+
+
+def zeros_like(tree: Tree) -> Tree:
+    return map_leaves(torch.zeros_like, tree)
+
+
+def dot(a: Tree, b: Tree) -> Tensor:
+    """The inner product over all entries of all tensors.
+
+    >>> dot({"a": torch.ones(3)}, {"a": torch.ones(3)})
+    tensor(3.)
+    """
+    products = [leaf.sum() for _, leaf in leaves(map_leaves(torch.mul, a, b)) if isinstance(leaf, Tensor)]
+    return torch.stack(products).sum()
+
+
+def squared_distance(a: Tree, b: Tree) -> Tensor:
+    """‖a − b‖² over all entries of all tensors."""
+    difference = sub(a, b)
+    return dot(difference, difference)
+
+
+def select(condition: Tensor, yes: Tree, no: Tree) -> Tree:
+    """`yes` where the condition (one bool) holds, else `no`."""
+    return map_leaves(lambda a, b: torch.where(condition, a, b), yes, no)
+
+
+def repeat(tree: Tree, count: int) -> Tree:
+    """The same tree for each of `count` clients, stacked without copying."""
+    return map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), tree)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """One tree a client in, one stacked tree out."""
+    return map_leaves(lambda *parts: torch.stack(parts), *trees)
+
+
+def take(stacked: Tree, position: int | Tensor) -> Tree:
+    """The tree at a position of a stacked tree, or the stacked trees at several."""
+    return map_leaves(lambda leaf: leaf[position], stacked)
+
+
+def mean(stacked: Tree, weights: Tensor | None = None) -> Tree:
+    """The mean over clients, weighted where weights are given (any positive scale).
+
+    >>> mean({"a": torch.tensor([1.0, 4.0])}, torch.tensor([2, 1]))
+    {'a': tensor(2.)}
+    """
+    if weights is None:
+        return map_leaves(lambda leaf: leaf.mean(0), stacked)
+    shares = weights.double() / weights.double().sum()
+    return map_leaves(lambda leaf: torch.tensordot(shares.to(leaf), leaf, dims=1), stacked)
+
+
+def flatten(tree: Tree) -> Params:
+    """A flat dict of tensors with "/" between names, for files; `unflatten` undoes it."""
+    flat: Params = {}
+    for path, leaf in leaves(tree):
+        if isinstance(leaf, Rows):
+            flat |= {f"{path}/rows.values": leaf.values, f"{path}/rows.present": leaf.present}
+        else:
+            flat[path] = leaf
+    return flat
+
+
+def unflatten(flat: Params) -> Tree:
+    """The tree that `flatten` took apart.
+
+    >>> unflatten({"a/b": torch.tensor(1)})
+    {'a': {'b': tensor(1)}}
+    """
+    tree: Tree = {}
+    for path, leaf in flat.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return _restore_rows(tree)
+
+
+def _restore_rows(tree: Tree) -> Tree:
+    def restore(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        if node.keys() == {"rows.values", "rows.present"}:
+            return Rows(node["rows.values"], node["rows.present"])
+        return {name: restore(child) for name, child in node.items()}
+
+    return {name: restore(node) for name, node in tree.items()}
