@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 run: $(VENV)/installed
 	$(BIN)/fedtailor compare local fedavg fedper scaffold ditto --data digits --data.clients 20 --data.alpha 0.1 \
-		--rounds 20 --batch-size 16 --seeds 0,1,2 --out runs/make-run-$$(date +%Y%m%d-%H%M%S)
+		--rounds 20 --batch-size 16 --seeds 0,1,2
 
 test: $(VENV)/installed-all
 	$(BIN)/ruff check .

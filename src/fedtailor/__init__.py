@@ -5,6 +5,8 @@ fed = ft.load("digits", clients=20, partition="dirichlet", alpha=0.1, seed=0)
 run = ft.simulate(ft.methods.FedPer(lr=0.05), ft.network("mlp", fed), fed, rounds=20)
 """
 
+from pathlib import Path
+
 from fedtailor import methods, trees
 from fedtailor.data.datasets import load
 from fedtailor.errors import Refused
@@ -38,7 +40,7 @@ __all__ = [
 ]
 
 
-def open(path: str) -> Run:
+def open(path: str | Path) -> Run:
     """A finished run from its folder; see `fedtailor.record`."""
     from fedtailor.record import open_run  # needs safetensors, which training does not
 

@@ -15,7 +15,7 @@ from fedtailor.federation import Federation
 from fedtailor.flags import Flags, read_flags
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
-from fedtailor.record import free_folder, open_run
+from fedtailor.record import free_folder, is_finished, open_run
 from fedtailor.run import Record, Run
 from fedtailor.table import catalogue, comparison, run_table, verdict
 
@@ -29,7 +29,7 @@ def _flag_help() -> str:
     for prefix, kind in [("", Experiment), ("data.", Data)]:
         for name, (default, note) in field_notes(kind).items():
             if name not in ("method", "data", "network"):
-                shown = f" [{default}]" if default not in ("", "None") else ""
+                shown = f" ({default})" if default not in ("", "None") else ""
                 lines += [f"--{prefix}{name.replace('_', '-')}{shown}  {note}", ""]
     lines += ["--method NAME, --method.FIELD, --network NAME, --network.FIELD: see fedtailor list methods|networks"]
     return "\n".join(lines)
@@ -38,7 +38,7 @@ def _flag_help() -> str:
 @app.command(context_settings=_FREE, epilog=_flag_help())
 def run(ctx: typer.Context) -> None:
     """Run one experiment: fedtailor run exp.toml, or fedtailor run --method fedavg --data digits --rounds 20; --out is
-    the folder that runs are kept in [runs]."""
+    the folder that runs are kept in (runs)."""
     flags = read_flags(ctx.args)
     folder = Path(flags.pop("out", "runs"))
     if len(flags.words) > 1:
@@ -56,11 +56,14 @@ def compare(ctx: typer.Context) -> None:
     """Compare methods: fedtailor compare fedavg fedper ditto --data digits --seeds 0,1,2 --out FOLDER. Training alone
     is always among them. --method.FIELD sets a field of every method that has it, --NAME.FIELD of one."""
     flags = read_flags(ctx.args)
-    folder = Path(flags.pop("out", "runs"))
+    out_folder = flags.pop("out", "")
     seeds = flags.pop_list("seeds", int, [0])
     names = list(dict.fromkeys(["local", *flags.words]))
     plans = [_for_method(name, names, flags) | {"seed": seed} for seed in seeds for name in names]
     experiments = [make(plan) for plan in plans]
+    folder = Path(out_folder or free_folder(Path("runs"), f"compare-{experiments[0].data.name}"))
+    if folder.is_dir() and any(folder.iterdir()):
+        raise Refused(f"The folder '{folder}' is not empty; runs never overwrite each other, name a new one.")
     feds = {e.seed: e.load() for e in experiments}
     with _progress() as progress:
         runs = [_run(e, feds[e.seed], folder, _label(e), progress) for e in experiments]
@@ -75,9 +78,12 @@ def show(folder: Annotated[Path, typer.Argument(help="a run, or a folder of runs
         out.print(run_table(open_run(folder)))
         return
     paths = sorted(path.parent for path in folder.glob("*/experiment.toml"))
-    if not paths:
-        raise Refused(f"There is no run in '{folder}'.")
-    _show_runs([open_run(path) for path in paths])
+    finished = [path for path in paths if is_finished(path)]
+    if not finished:
+        raise Refused(f"There is no finished run in '{folder}'.")
+    _show_runs([open_run(path) for path in finished])
+    if len(finished) < len(paths):
+        out.print(f"Not finished, so not shown: {', '.join(p.name for p in paths if p not in finished)}.")
 
 
 @app.command(name="list")

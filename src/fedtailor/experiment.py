@@ -16,9 +16,8 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
-import torch
 from pydantic import TypeAdapter, ValidationError
 
 from fedtailor.data.datasets import DATASETS, Data
@@ -26,32 +25,22 @@ from fedtailor.errors import Refused, unknown
 from fedtailor.federation import Federation
 from fedtailor.method import Method
 from fedtailor.methods import METHODS, FedAvg
+from fedtailor.model import Model
 from fedtailor.networks import NETWORKS, Network, network
 from fedtailor.run import Record, Run
-from fedtailor.schedule import Participation
-from fedtailor.simulate import simulate
+from fedtailor.settings import Settings
+from fedtailor.simulate import carry_out
 
-Settings = Mapping[str, Any]
+Named = Mapping[str, Any]  # settings by name, nested
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(Settings):
     """All that determines a run."""
 
     method: Method = field(default_factory=FedAvg)
     data: Data = field(default_factory=Data)
     network: Network | None = None  # None: the one that suits the data set
-    rounds: int | None = None  # 20, or the length of the schedule
-    batch_size: int = 64
-    participation: Participation = 1.0  # share of clients a round, or a range: 0.6,1.0
-    engine: str = "auto"
-    device: str = "auto"
-    dtype: Literal["float32", "float64"] = "float32"
-    seed: int = 0
-    schedule: list[list[int]] | None = None  # the clients of every round
-    validation: float = 0.0  # share of training data held out to choose a round by
-    evaluate_every: int = 1  # rounds
-    evaluate: int | Literal["all", "participants"] = "all"  # all, participants or a number of clients
 
     def load(self) -> Federation:
         """The federation; its split follows the run's seed unless it has one of its own."""
@@ -62,10 +51,9 @@ class Experiment:
     ) -> Run:
         """Do it."""
         fed = fed or self.load()
-        settings = {f.name: getattr(self, f.name) for f in fields(self)[3:]} | {"dtype": getattr(torch, self.dtype)}
-        return simulate(self.method, self._model(fed), fed, record=record, folder=folder, **settings)
+        return carry_out(self, self.method, self._model(fed), fed, record, folder)
 
-    def _model(self, fed: Federation) -> Any:
+    def _model(self, fed: Federation) -> Model:
         if self.network is None:
             return network(DATASETS[self.data.name].network if self.data.name in DATASETS else _suited(fed), fed)
         name = next(name for name, kind in NETWORKS.items() if isinstance(self.network, kind))
@@ -82,7 +70,7 @@ def from_toml(path: Path) -> dict[str, Any]:
         raise Refused(f"The experiment '{path}' is not TOML: {error}.") from error
 
 
-def make(settings: Settings) -> Experiment:
+def make(settings: Named) -> Experiment:
     """An experiment from nested settings, as TOML holds them.
 
     >>> make({"rounds": 5, "method": {"name": "ditto", "lam": 0.5}}).method
@@ -109,7 +97,7 @@ def make(settings: Settings) -> Experiment:
     return experiment
 
 
-def build(kind: type[Any], values: Settings, name: str, prefix: str = "") -> Any:
+def build(kind: type[Any], values: Named, name: str, prefix: str = "") -> Any:
     """An instance of a dataclass from named values, each checked against its field."""
     hints, known = get_type_hints(kind), [f.name for f in fields(kind)]
     made = {}

@@ -4,6 +4,7 @@ Everything here is arithmetic on integers, so it is safe under `torch.func.vmap`
 every device. A key is a 32-bit number made from (seed, round, client, ...), as an int or an int64 tensor.
 """
 
+from math import log2
 from typing import overload
 
 import torch
@@ -58,10 +59,11 @@ def order(of: int | Tensor, count: int, size: Tensor | None, device: torch.devic
 
 
 def uniform(of: int | Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers in (0, 1) that belong to a key.
+    """Numbers in (0, 1) that belong to a key; as many bits as the dtype holds, at most float32's.
 
     >>> uniform(key(0, 7), (2, 3), torch.float32, torch.device("cpu")).shape
     torch.Size([2, 3])
     """
     count = int(torch.Size(shape).numel())
-    return ((words(of, count, device) >> 9).to(dtype) + 0.5).mul(2.0**-23).reshape(shape)
+    bits = min(23, round(-log2(torch.finfo(dtype).eps)))  # more would round up to 1, or overflow in float16
+    return ((words(of, count, device) >> (32 - bits)).to(dtype) + 0.5).mul(2.0**-bits).reshape(shape)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedtailor import hashing
 from fedtailor.errors import Refused
-from fedtailor.model import Inputs, Model, batch_key, listen
+from fedtailor.model import Inputs, Model
+from fedtailor.pure import batch_key, listen
 from fedtailor.trees import Params, Tree, add, leaves, map_leaves, scale, select, zeros_like
 
 _ORDER, _NOISE = 1, 2  # salts: the order of samples, and a method's own random numbers

@@ -7,6 +7,7 @@ return, nothing else.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -58,7 +59,7 @@ class Method:
     personal: ClassVar[bool] = True  # False: every client ends with the same model
 
     def __post_init__(self) -> None:
-        self.require(self.lr > 0, "lr", "above 0")
+        self.require(0 < self.lr < inf, "lr", "above 0")
         for name, low in [("epochs", 1), ("momentum", 0), ("weight_decay", 0)]:
             self.require(getattr(self, name, low) >= low, name, f"at least {low}")
         self.require(getattr(self, "momentum", 0) < 1, "momentum", "below 1")

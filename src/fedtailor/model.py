@@ -1,15 +1,11 @@
 """A network as pure functions of its parameters.
 
-`Model` keeps the module as a skeleton: its weights are never used, they come in as `params` with every call. Two
-kinds of layer carry hidden state in PyTorch and are replaced in the skeleton, so that every engine computes the same:
-dropout takes its random numbers from the key of the batch, batch normalisation uses the statistics of the batch while
-training and reports them to whoever listens (see `listen`).
+`Model` keeps the module as a skeleton: its weights are never used, they come in as `params` with every call. Layers
+that carry hidden state in PyTorch are replaced in the skeleton (see `pure.py`).
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,17 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedtailor import hashing
 from fedtailor.errors import Refused, unknown
+from fedtailor.pure import BatchNorm, Dropout, join, purify
 from fedtailor.trees import Params
 
 Inputs = Any  # a tensor, or a dict of tensors, samples on the leading axis
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one loss an example
 
-batch_key: ContextVar[int | Tensor] = ContextVar("batch_key")  # what dropout draws from while a batch is in work
-_heard: ContextVar[Params | None] = ContextVar("heard", default=None)
-
-NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
+NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,7 @@ class Metric:
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """One squared error an example, averaged over its outputs."""
-    return (outputs - targets.reshape(outputs.shape)).square().flatten(1).mean(1)
+    return (outputs - targets.reshape(outputs.shape)).square().reshape(len(outputs), -1).mean(1)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -64,7 +57,7 @@ class Model:
     """A network, its loss and its metrics; all functions are pure."""
 
     module: nn.Module  # the skeleton, in training or in evaluation mode
-    body: nn.Module  # the same without its head: gives features
+    body: nn.Module  # the same, stopped before its head: gives features
     head: str | None  # name of the last layer
     loss: Loss = cross_entropy
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -74,42 +67,51 @@ class Model:
     @cached_property
     def statistics(self) -> tuple[str, ...]:
         """Names of running statistics (batch normalisation): they cross like parameters but no gradient moves them."""
-        layers = [(name, m) for name, m in self.module.named_modules() if isinstance(m, BatchNorm)]
-        return tuple(f"{name}.{kind}" for name, m in layers if m.tracks for kind in ("running_mean", "running_var"))
+        layers = [m for m in self.module.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
+        return tuple(join(m.path, kind) for m in layers for kind in ("running_mean", "running_var"))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of all that Params hold: what is trained, then running statistics; tied weights have one name."""
+        return (*(name for name, p in self.module.named_parameters() if p.requires_grad), *self.statistics)
 
     def init(self, seed: int) -> Params:
         """Start parameters: a named network's from the seed, a module instance's its own."""
         module = self.module
         if self.build is not None:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+                torch.default_generator.manual_seed(seed)  # torch.manual_seed would also touch the GPUs' generators
                 module = self.build()
-        state = module.state_dict(keep_vars=True)
-        trainable = [name for name, p in self.module.named_parameters() if p.requires_grad]
-        return {name: state[name].detach().clone() for name in (*trainable, *self.statistics)}
+        state, like = module.state_dict(), self.module.state_dict()
+        return {name: state[name].to(like[name], copy=True) for name in self.names}
 
     def logits(self, params: Params, x: Inputs) -> Tensor:
         """The module's output."""
-        return functional_call(self.module, params, (x,))  # type: ignore[no-any-return]
+        return self._call(self.module, params, x)
 
     def features(self, params: Params, x: Inputs) -> Tensor:
         """What goes into the head."""
-        self._need_head()
-        return functional_call(self.body, self.split(params)[0], (x,))  # type: ignore[no-any-return]
+        if self.head is None:
+            raise Refused("This model has no head: name its last layer, ft.wrap(module, head='...').")
+        try:
+            self._call(self.body, params, x)
+        except _Reached as reached:
+            features: Tensor = reached.args[0]
+            return features
+        raise Refused(f"The model's forward never calls its head '{self.head}', so there are no features.")
 
     def split(self, params: Params) -> tuple[Params, Params]:
-        """(body, head): `body | head` is the whole again."""
-        head = {name: p for name, p in params.items() if self.head and name.startswith(f"{self.head}.")}
+        """(body, head): `body | head` is the whole again. A weight that both use (tied) is the body's."""
+        head = {name: p for name, p in params.items() if name in self._head_names}
         return {name: p for name, p in params.items() if name not in head}, head
 
     def layers(self) -> dict[str, list[str]]:
         """Every layer that owns parameters and their names, in order; normalisation is left out."""
-        return {
-            name: own
-            for name, module in self.module.named_modules()
-            if not isinstance(module, NORMALISATION)
-            and (own := [f"{name}.{p}" for p, v in module.named_parameters(recurse=False) if v.requires_grad])
-        }
+        found: dict[str, list[str]] = {}
+        for layer, place, name in self._places:
+            if place == name and not isinstance(layer, NORMALISATION):
+                found.setdefault(name.rpartition(".")[0] or type(layer).__name__, []).append(name)
+        return found
 
     def mode(self, training: bool) -> "Model":
         """The same model for training or for evaluation."""
@@ -146,9 +148,38 @@ class Model:
     def higher_is_better(self) -> bool:
         return self.score in self.metrics and self.metrics[self.score].higher_is_better
 
-    def _need_head(self) -> None:
+    @cached_property
+    def _head_names(self) -> frozenset[str]:
+        """Names in Params of the tensors that no layer outside the head uses."""
         if self.head is None:
-            raise Refused("This model has no head: name its last layer, ft.wrap(module, head='...').")
+            return frozenset()
+        head = set(self.module.get_submodule(self.head).modules())
+        return frozenset(self.names) - {name for layer, _, name in self._places if layer not in head}
+
+    @cached_property
+    def _places(self) -> list[tuple[nn.Module, str, str]]:
+        """Where every tensor of Params goes: (layer, name in the module, name in Params); a tied one has two places."""
+        known = {id(t): name for name, t in (*self.module.named_parameters(), *self.module.named_buffers())}
+        return [
+            (layer, join(path, own), known[id(tensor)])
+            for path, layer in self.module.named_modules()
+            for own, tensor in (layer._parameters | layer._buffers).items()
+            if tensor is not None and known.get(id(tensor)) in self.names
+        ]
+
+    @cached_property
+    def _dropouts(self) -> list["Dropout"]:
+        return [m for m in (*self.module.modules(), *self.body.modules()) if isinstance(m, Dropout)]
+
+    def _call(self, module: nn.Module, params: Params, x: Inputs) -> Tensor:
+        """Run with these parameters and no others: a missing one would silently be the skeleton's."""
+        if missing := [name for name in self.names if name not in params]:
+            raise Refused(f"The model needs all its parameters, and '{missing[0]}' is not among those given.")
+        for layer in self._dropouts:
+            layer.uses = 0
+        placed = {place: params[name] for _, place, name in self._places}
+        # tie_weights would leave the given tensors behind in a layer that stands in two places
+        return functional_call(module, placed, (x,), tie_weights=False)  # type: ignore[no-any-return]
 
 
 def wrap(
@@ -167,89 +198,28 @@ def wrap(
         raise unknown("loss", loss, LOSSES)
     function, usual = LOSSES[loss] if isinstance(loss, str) else (loss, {})
     chosen = usual if metrics is None else {k: m if isinstance(m, Metric) else Metric(m) for k, m in metrics.items()}
-    skeleton = _purify(copy.deepcopy(module))
-    if head is not None and not any(name == head for name, _ in skeleton.named_modules()):
-        last = [name for name, m in skeleton.named_modules() if name and not list(m.children())][-1:]
+    skeleton = purify(copy.deepcopy(module))
+    layers = {name: layer for name, layer in skeleton.named_modules(remove_duplicate=False) if name}
+    if head is not None and head not in layers:
+        last = [name for name, layer in layers.items() if layer._parameters][-1:]
         hint = f"ft.wrap(module, head='{last[0]}')" if last else "ft.wrap(module, head=None)"
         raise Refused(f"The model has no layer '{head}'; name its last layer, for example {hint}.")
     body = copy.deepcopy(skeleton)
     if head is not None:
-        body.set_submodule(head, nn.Identity())
+        body.get_submodule(head).register_forward_pre_hook(_stop)
     description = {"name": type(module).__name__}
     return Model(skeleton.train(), body.train(), head, function, chosen, description=description)
 
 
 def as_model(model: Model | nn.Module) -> Model:
+    if not isinstance(model, (Model, nn.Module)):
+        raise Refused(f"A model is an nn.Module, ft.wrap(module) or ft.network(name, fed), not {model!r}.")
     return model if isinstance(model, Model) else wrap(model)
 
 
-@contextmanager
-def listen() -> Iterator[Params]:
-    """Collect the batch statistics of every normalisation layer that runs inside."""
-    heard: Params = {}
-    token = _heard.set(heard)
-    try:
-        yield heard
-    finally:
-        _heard.reset(token)
+class _Reached(Exception):
+    """Carries what goes into the head out of the network."""
 
 
-class BatchNorm(nn.modules.batchnorm._NormBase):
-    """Batch normalisation without side effects; `path` is its name in the network."""
-
-    def __init__(self, original: nn.modules.batchnorm._BatchNorm, path: str) -> None:
-        self.tracks = bool(original.track_running_stats)
-        super().__init__(original.num_features, original.eps, affine=original.affine, track_running_stats=self.tracks)
-        self.load_state_dict(original.state_dict())
-        for ours, theirs in zip(self.parameters(), original.parameters(), strict=True):
-            ours.requires_grad_(theirs.requires_grad)
-        self.path = path
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training and self.tracks:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
-        heard = _heard.get()
-        if heard is not None:
-            over = [axis for axis in range(x.ndim) if axis != 1]
-            heard[f"{self.path}.running_mean"] = x.mean(over)
-            heard[f"{self.path}.running_var"] = x.var(over)
-        return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
-
-
-class Dropout(nn.Module):
-    """Dropout whose mask is a function of the batch's key; `channels` drops whole feature maps."""
-
-    def __init__(self, share: float, salt: int, channels: bool) -> None:
-        super().__init__()
-        self.share, self.salt, self.channels = share, salt, channels
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.share == 0:
-            return x
-        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else tuple(x.shape)
-        noise = hashing.uniform(hashing.key(batch_key.get(), self.salt), shape, x.dtype, x.device)
-        return x * (noise >= self.share) / (1 - self.share)
-
-
-def _purify(module: nn.Module) -> nn.Module:
-    """Replace the layers that carry hidden state, in place."""
-    for salt, (path, layer) in enumerate(list(module.named_modules())):
-        pure: nn.Module | None = None
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            pure = BatchNorm(layer, path)
-        elif isinstance(layer, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
-            pure = Dropout(layer.p, salt, channels=not isinstance(layer, nn.Dropout))
-        elif _draws_by_itself(layer):
-            kind = type(layer).__name__
-            raise Refused(f"Dropout inside {kind} '{path}' cannot be repeated; set it to 0 and add nn.Dropout layers.")
-        if pure is not None and path:
-            module.set_submodule(path, pure)
-        elif pure is not None:
-            return pure
-    return module
-
-
-def _draws_by_itself(layer: nn.Module) -> bool:
-    if isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)):
-        return layer.dropout > 0
-    return isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0
+def _stop(head: nn.Module, inputs: tuple[Any, ...]) -> None:
+    raise _Reached(inputs[0])

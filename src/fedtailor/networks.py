@@ -55,7 +55,7 @@ def _normalise(norm: str, channels: int) -> nn.Module:
 
 def _picture(shape: Shape, name: str, smallest: int) -> Shape:
     if len(shape) != 3 or min(shape[1:]) < smallest:
-        need = f"pictures of at least {smallest}×{smallest}"
+        need = f"pictures of at least {smallest}×{smallest} (channels×height×width)"
         raise Refused(f"{name} needs {need}, and these inputs are {'×'.join(map(str, shape))}; take mlp or logistic.")
     return shape
 
@@ -142,6 +142,8 @@ class _Block(nn.Module):
 
 
 def _residual(shape: Shape, outputs: int, channels: Shape, blocks: Shape, norm: str) -> nn.Module:
+    if len(blocks) != len(channels):
+        raise Refused(f"blocks must be {len(channels)} numbers, one for each group of {channels} channels.")
     before = channels[0]
     layers: dict[str, nn.Module] = {
         "conv": nn.Conv2d(shape[0], before, 3, padding=1, bias=False), "norm": _normalise(norm, before),

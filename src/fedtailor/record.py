@@ -68,7 +68,7 @@ def open_run(path: str | Path) -> Run:
     folder = Path(path)
     if not (folder / "experiment.toml").is_file():
         raise Refused(f"There is no run in '{folder}'.")
-    if not (folder / _STATE).is_file():
+    if not is_finished(folder):
         raise Refused(f"The run in '{folder}' is not finished.")
     try:
         experiment = tomllib.loads((folder / "experiment.toml").read_text())
@@ -87,6 +87,11 @@ def open_run(path: str | Path) -> Run:
         get_personal=lambda client, moment: _load(folder / "personal" / moment / f"{client:03d}.safetensors"),
         folder=folder,
     )
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run's folder holds all it should."""
+    return (folder / _STATE).is_file()
 
 
 def free_folder(parent: Path, name: str) -> Path:

@@ -21,6 +21,7 @@ from fedtailor.local import Common, LocalView, pick
 from fedtailor.method import Exchange, Method, Setup
 from fedtailor.model import Model, cross_entropy
 from fedtailor.run import Record, describe_clients
+from fedtailor.settings import Settings
 from fedtailor.store import ClientStore
 from fedtailor.trees import Params, Tree, flatten, map_leaves, take
 from fedtailor.wire import LeakGuard, count_bytes, deliver
@@ -34,6 +35,7 @@ class Rounds:
 
     method: Method
     model: Model
+    params: Params  # the common start
     engine: Engine
     evaluator: Evaluator
     guard: LeakGuard
@@ -50,33 +52,56 @@ class Rounds:
 
     @classmethod
     def build(
-        cls, method: Method, model: Model, fed: Federation, plan: Sequence[Sequence[int]], device: torch.device,
-        dtype: torch.dtype, seed: int, batch_size: int, engine: str, validation: float,
-        initial: Mapping[str, Tensor] | None,
-    ) -> "Rounds":  # fmt: skip
+        cls,
+        settings: Settings,
+        method: Method,
+        model: Model,
+        fed: Federation,
+        plan: Sequence[Sequence[int]],
+        initial: Mapping[str, Tensor] | None = None,
+    ) -> "Rounds":
+        """Everything as it stands before round 1; what does not fit is refused here."""
+        device, dtype, seed = settings.torch_device, settings.torch_dtype, settings.seed
         params = model.init(seed)
         if initial is not None:
             params = model.from_state_dict(initial, params)
         params = {name: p.to(device, dtype) for name, p in params.items()}
         model = model.to(device, dtype)
-        cuts = [hold_out(fed.y.numpy(), own.numpy(), validation, (seed, i)) for i, own in enumerate(fed.train)]
-        train, held = ([torch.from_numpy(cut[side]).to(device) for cut in cuts] for side in (0, 1))
+        train, held = _hold_out(fed, settings.validation, seed, device)
         sizes = torch.tensor([len(own) for own in train])
-        y = fed.y.to(device, dtype) if fed.y.is_floating_point() else fed.y.to(device)
         common = Common(
-            model.mode(training=True), map_leaves(lambda p: p.to(device), {"x": fed.x})["x"], y,
-            fed.preparation(dtype, device), min(batch_size, int(sizes.max())), len(plan), fed.num_clients,
-            int(sizes.sum()), seed, dtype,
-        )  # fmt: skip
+            model=model.mode(training=True),
+            x=map_leaves(lambda part: part.to(device), {"x": fed.x})["x"],
+            y=fed.y.to(device, dtype) if fed.y.is_floating_point() else fed.y.to(device),
+            prepare=fed.preparation(dtype, device),
+            batch_size=min(settings.batch_size, int(sizes.max())),
+            rounds=len(plan),
+            num_clients=fed.num_clients,
+            total_size=int(sizes.sum()),
+            seed=seed,
+            dtype=dtype,
+        )
         serving = model.mode(training=False)
         _check_fit(serving, params, common, fed)
         setup = Setup(model, params, fed.num_clients, sizes.to(device), len(plan), seed)
         server = method.init_server(setup)
         return cls(
-            method, model, make_engine(engine, common, train), Evaluator(method, serving, common),
-            LeakGuard(common.x, common.prepare), common, device, train, held, [own.to(device) for own in fed.test],
-            sizes.to(device), server, server, ClientStore(method.init_client(setup), fed.num_clients),
-        )  # fmt: skip
+            method=method,
+            model=model,
+            params=params,
+            engine=make_engine(settings.engine, common, train),
+            evaluator=Evaluator(method, serving, common),
+            guard=LeakGuard(common.x, common.prepare),
+            common=common,
+            device=device,
+            train=train,
+            validation=held,
+            test=[own.to(device) for own in fed.test],
+            sizes=sizes.to(device),
+            start=server,
+            server=server,
+            states=ClientStore(method.init_client(setup), fed.num_clients),
+        )
 
     def info(self, fed: Federation) -> dict[str, Any]:
         """What the record says once: where it ran, and who the clients are."""
@@ -91,6 +116,7 @@ class Rounds:
             "clients": describe_clients(fed, self.sizes.tolist()),
         }
 
+    @torch.no_grad()
     def round(self, number: int, clients: Sequence[int]) -> Record:
         """One round; a method that goes one by one sees each client as a round of its own."""
         started = time.perf_counter()
@@ -105,8 +131,7 @@ class Rounds:
             self._keep_trained(cohort, result["trained"])
             sizes = self.sizes[cohort]
             exchange = Exchange(number, cohort, self.common.num_clients, sizes, sent, received)
-            with torch.no_grad():
-                self.server = self.method.receive(self.server, exchange)
+            self.server = self.method.receive(self.server, exchange)
             down |= zip(cohort, count_bytes(sent, len(cohort)), strict=True)
             up |= zip(cohort, count_bytes(received, len(cohort)), strict=True)
         if self.device.type == "cuda":
@@ -122,15 +147,16 @@ class Rounds:
             "per_client": {"bytes_up": up, "bytes_down": down},
         }
 
+    @torch.no_grad()
     def evaluate(self, line: Record, who: str | int, last: bool) -> Record:
         """Add both moments to a round's record: `received` as if a further round began, `trained` for its clients."""
-        started, clients, following = time.perf_counter(), line["clients"], line["round"] + 1
-        chosen = self._chosen(clients, who)
+        started, following = time.perf_counter(), line["round"] + 1
+        chosen, here = self._chosen(line["clients"], who), set(line["clients"])
         values: dict[str, Values] = {}
         for cohort in _cohorts(chosen):
             _extend(values, self._scores(cohort, self.received(cohort, following), "received"))
             _extend(values, self._measures(cohort, following))
-        for cohort in _cohorts([client for client in chosen if client in set(clients)]):
+        for cohort in _cohorts([client for client in chosen if client in here]):
             personal = self.as_trained(cohort)
             _extend(values, self._scores(cohort, personal, "trained"))
             _extend(values, {"loss": self.evaluator(cohort, personal, self.train)["loss"]})
@@ -138,10 +164,12 @@ class Rounds:
         for name, found in values.items():
             line |= {name: weighted_mean(found, weights), f"{name}_mean": plain_mean(found)}
         if last:
-            line["last_trained"] = self._last_trained(chosen)
+            absent = [client for client in chosen if client not in here]
+            line["last_trained"] = self._last_trained(values, absent)
         line["per_client"] |= values
         return line | {"seconds_evaluating": time.perf_counter() - started}
 
+    @torch.no_grad()
     def received(self, clients: Sequence[int], number: int) -> Tree:
         """These clients' own models if round `number` began now, stacked."""
         sent = deliver(self.method.send(self.server, clients, number))
@@ -152,20 +180,18 @@ class Rounds:
         store = self.trained
         if store is None:
             return self._initial(clients)
+        if all(store.has(client) for client in clients):
+            return store.get(clients, self.device)
         models = [store.get([c], self.device) if store.has(c) else self._initial([c]) for c in clients]
         return map_leaves(lambda *parts: torch.cat(parts), *models)
 
     def personal_state_dict(self, client: int, moment: str) -> Params:
         """One client's own model as an ordinary state_dict."""
-        if moment not in ("received", "trained"):
-            raise Refused(f"A moment is 'received' or 'trained', not '{moment}'.")
         model = self.as_trained([client]) if moment == "trained" else self.received([client], self.common.rounds + 1)
-        flat = flatten(take(model, 0))
-        names = set(self.model.init(self.common.seed))
-        if not names <= flat.keys():
-            return {name: leaf.cpu() for name, leaf in flat.items()}
-        whole = self.model.state_dict({name: flat[name] for name in names})
-        return whole | {name: leaf.cpu() for name, leaf in flat.items() if name not in names}
+        flat = {name: leaf.cpu() for name, leaf in flatten(take(model, 0)).items()}
+        if not self.params.keys() <= flat.keys():
+            return flat  # a model of another kind: its tensors by name
+        return flat | self.model.state_dict({name: flat[name] for name in self.params})
 
     def _train(self, local: LocalView, state: Tree, message: Tree) -> Tree:
         state, upload = self.method.train(local, state, message)
@@ -199,11 +225,12 @@ class Rounds:
             found[f"validation_{moment}"] = held[self.model.score]
         return found
 
-    def _last_trained(self, clients: Sequence[int]) -> dict[str, Values]:
-        values: dict[str, Values] = {}
-        for cohort in _cohorts(clients):
-            _extend(values, self.evaluator(cohort, self.as_trained(cohort), self.test))
-        return values
+    def _last_trained(self, values: dict[str, Values], absent: Sequence[int]) -> dict[str, Values]:
+        """Every client's numbers as it last trained: those of this round are known, the absent are evaluated."""
+        found = {name: dict(values.get(f"{name}_trained", {})) for name in ("loss", *self.model.metrics)}
+        for cohort in _cohorts(absent):
+            _extend(found, self.evaluator(cohort, self.as_trained(cohort), self.test))
+        return found
 
     def _measures(self, clients: Sequence[int], number: int) -> dict[str, Values]:
         if type(self.method).measure is Method.measure:
@@ -212,6 +239,14 @@ class Rounds:
         states = self.states.get(clients, self.device)
         measured = self.engine.apply(self.method.measure, number, clients, states, sent)
         return {name: dict(zip(clients, values.tolist(), strict=True)) for name, values in measured.items()}
+
+
+def _hold_out(fed: Federation, share: float, seed: int, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+    """Every client's training samples in two parts: to train on, and to choose a round by."""
+    targets = fed.y.numpy()
+    cuts = [hold_out(targets, own.numpy(), share, (seed, client)) for client, own in enumerate(fed.train)]
+    train, held = ([torch.from_numpy(cut[side]).to(device) for cut in cuts] for side in (0, 1))
+    return train, held
 
 
 def _cohorts(clients: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -1,9 +1,9 @@
 """Train a method on a federation, on this machine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from fedtailor.model import Model, as_model
 from fedtailor.rounds import Rounds
 from fedtailor.run import Record, Run
 from fedtailor.schedule import Participation, make_schedule
+from fedtailor.settings import Settings
 
 if TYPE_CHECKING:
     from fedtailor.record import RunWriter
@@ -35,7 +36,7 @@ def simulate(
     schedule: Sequence[Sequence[int]] | None = None,
     validation: float = 0.0,
     evaluate_every: int = 1,
-    evaluate: str | int = "all",
+    evaluate: Any = "all",
     record: Callable[[Record], None] | None = None,
     folder: str | Path | None = None,
     initial: Mapping[str, Tensor] | None = None,
@@ -45,77 +46,72 @@ def simulate(
     `rounds` is 20, or the length of the schedule. `participation` is the share of clients in a round, or a range from
     which a share is drawn; `schedule` lists the clients of every round instead. `validation` is the share of a client's
     training data that is held out to choose a round by. `evaluate` is "all", "participants" or a number of clients.
-    `record` is called with the dict of every round; `folder` is where the run is kept, on disk.
+    `record` is called with the dict of every round; `folder` is where the run is kept on disk, a folder of its own;
+    `initial` is a state_dict to start from.
 
     >>> import fedtailor as ft
     >>> fed = ft.load("digits", clients=4)
     >>> len(ft.simulate(ft.methods.FedAvg(), ft.network("logistic", fed), fed, rounds=2).records)
     2
     """
-    _check_settings(batch_size, seed, validation, evaluate_every, evaluate)
-    plan = make_schedule(fed.num_clients, rounds, participation, seed, schedule)
-    settings = {
-        "rounds": len(plan), "batch_size": batch_size, "participation": participation, "engine": engine,
-        "device": device, "dtype": str(dtype).removeprefix("torch."), "seed": seed, "schedule": schedule,
-        "validation": validation, "evaluate_every": evaluate_every, "evaluate": evaluate,
-    }  # fmt: skip
-    model = as_model(model)
-    loop = Rounds.build(
-        method, model, fed, plan, _find_device(device), dtype, seed, batch_size, engine, validation, initial
-    )
-    description = {"method": _describe(method), "network": dict(model.description), "data": dict(fed.settings)}
+    settings = Settings(
+        rounds, batch_size, participation, engine, device, _dtype_name(dtype), seed,
+        None if schedule is None else [list(clients) for clients in schedule], validation, evaluate_every, evaluate,
+    )  # fmt: skip
+    return carry_out(settings, method, as_model(model), fed, record, None if folder is None else Path(folder), initial)
+
+
+def carry_out(
+    settings: Settings,
+    method: Method,
+    model: Model,
+    fed: Federation,
+    record: Callable[[Record], None] | None = None,
+    folder: Path | None = None,
+    initial: Mapping[str, Tensor] | None = None,
+) -> Run:
+    """The same with the settings in one piece."""
+    plan = make_schedule(fed.num_clients, settings.rounds, settings.participation, settings.seed, settings.schedule)
+    loop = Rounds.build(settings, method, model, fed, plan, initial)
     run = Run(
-        experiment=settings | description,
+        experiment={
+            **{name: getattr(settings, name) for name in Settings.__dataclass_fields__},
+            "rounds": len(plan),
+            "method": {"name": type(method).__name__.lower()} | asdict(method),
+            "network": dict(model.description),
+            "data": dict(fed.settings),
+        },
         info=loop.info(fed),
         records=[],
         server=loop.server,
         get_client=loop.states.one,
         get_personal=loop.personal_state_dict,
+        folder=folder,
     )
-    writer = None if folder is None else _writer(Path(folder), run)
+    writer = None if folder is None else _writer(folder, run)
     for number, clients in enumerate(plan, start=1):
-        line = loop.round(number, clients)
-        if number % evaluate_every == 0 or number == len(plan):
-            line = loop.evaluate(line, evaluate, last=number == len(plan))
+        line, last = loop.round(number, clients), number == len(plan)
+        if last or number % settings.evaluate_every == 0:
+            line = loop.evaluate(line, settings.evaluate, last)
         run.records.append(line)
-        if writer is not None:
-            writer.add(line)
-        if record is not None:
-            record(line)
+        for reader in (writer.add if writer else None, record):
+            if reader is not None:
+                reader(line)
     run.server = loop.server
     if writer is not None:
         writer.finish(run)
     return run
 
 
+def _dtype_name(dtype: torch.dtype) -> Literal["float32", "float64"]:
+    if dtype == torch.float32:
+        return "float32"
+    if dtype == torch.float64:
+        return "float64"
+    raise Refused(f"dtype must be torch.float32 or torch.float64, not {dtype}.")
+
+
 def _writer(folder: Path, run: Run) -> "RunWriter":
     from fedtailor.record import RunWriter  # needs safetensors, which a run in memory does not
 
-    run.folder = folder
     return RunWriter(folder, run)
-
-
-def _find_device(name: str) -> torch.device:
-    try:
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise Refused(f"The device '{name}' is not to be had here; take 'auto' or 'cpu'.") from error
-    return device
-
-
-def _describe(method: Method) -> dict[str, Any]:
-    return {"name": type(method).__name__.lower()} | {f.name: getattr(method, f.name) for f in fields(method)}
-
-
-def _check_settings(batch_size: int, seed: int, validation: float, evaluate_every: int, evaluate: str | int) -> None:
-    if batch_size < 1:
-        raise Refused(f"batch_size must be at least 1, not {batch_size}.")
-    if not 0 <= seed < 2**32:
-        raise Refused(f"seed must be a whole number from 0 to 2³² − 1, not {seed}.")
-    if not 0 <= validation < 1:
-        raise Refused(f"validation must be a share from 0 to below 1, not {validation}.")
-    if evaluate_every < 1:
-        raise Refused(f"evaluate_every must be at least 1, not {evaluate_every}.")
-    if evaluate not in ("all", "participants") and not (isinstance(evaluate, int) and evaluate >= 1):
-        raise Refused(f"evaluate must be 'all', 'participants' or a number of clients, not {evaluate!r}.")

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from fedtailor.run import Run
 
-_CHOICES = {"last": "last", "best_validation": "best on validation", "best_test": "best on test (optimistic)"}
+_CHOICES = {"last": "last", "best_validation": "best on validation", "best_test": "best on test"}
 Groups = dict[str, list[Run]]  # method -> its runs, one a seed
 
 
@@ -22,7 +22,8 @@ def run_table(run: Run) -> Table:
                 shown = [_number(run, numbers[name]) for name in ("weighted", "mean", "worst_tenth")]
                 table.add_row(moment, str(numbers["round"]), _CHOICES[choice], *shown)
     up, down = (run.total(name) / 1e6 for name in ("bytes_up", "bytes_down"))
-    table.caption = f"{run.total('seconds'):.1f} s of training; {up:.1f} MB up and {down:.1f} MB down in all"
+    table.caption = f"{run.total('seconds'):.1f} s of training; {up:.1f} MB up and {down:.1f} MB down in all. "
+    table.caption += "Best on test is what most papers print, and optimistic."
     return table
 
 
@@ -38,7 +39,7 @@ def comparison(runs: Sequence[Run]) -> Table:
         wanted = [("trained", "weighted"), ("received", "weighted"), ("trained", "worst_tenth")]
         shown = [_spread(first, _over(group, *what)) for what in wanted]
         up, down, seconds = (mean(run.total(key) for run in group) for key in ("bytes_up", "bytes_down", "seconds"))
-        alone = _better(group, groups.get("local", [])) if name != "local" else ""
+        alone = _share(group, groups.get("local", []), "better_than_alone") if name != "local" else ""
         table.add_row(name, *shown, alone, f"{up / 1e6:.1f}", f"{down / 1e6:.1f}", f"{seconds:.1f}")
     table.caption = (
         "Last round, all test samples. trained: after local training, before averaging; received: after it. "
@@ -48,7 +49,7 @@ def comparison(runs: Sequence[Run]) -> Table:
 
 
 def verdict(runs: Sequence[Run]) -> str:
-    """What the comparison found, in words."""
+    """What the comparison found, in words, and whether it is more than chance over the seeds."""
     groups, first = _by_method(runs), runs[0]
     ranked = _ranked(groups)
     unit = " %" if _in_percent(first) else ""
@@ -56,16 +57,25 @@ def verdict(runs: Sequence[Run]) -> str:
     best = ranked[0]
     if "local" not in groups or len(ranked) == 1:
         return f"Best here: {best} with {shown[best]}."
-    if best != "local":
-        return (
-            f"Federating pays here: {best} gets {shown[best]}, training alone {shown['local']}; "
-            f"{_better(groups[best], groups['local'])} of the clients do better with {best} than alone."
-        )
-    nearest = ranked[1]
-    return (
-        f"Training alone is best here: {shown[best]}. Of the federated methods {nearest} comes nearest with "
-        f"{shown[nearest]}; {_better(groups[nearest], groups['local'])} of the clients do better with it than alone."
+    other = best if best != "local" else ranked[1]
+    better, worse = (_share(groups[other], groups["local"], f"{side}_than_alone") for side in ("better", "worse"))
+    found = (
+        f"Training alone is best here with {shown['local']}; of the federated methods {other} comes nearest with "
+        if best == "local"
+        else f"Training alone gets {shown['local']} here; {other} is best with "
     )
+    clients = f"{better} of the clients do better with it than alone, {worse} worse"
+    return f"{found}{shown[other]}: {clients}. {_chance(groups[other], groups['local'])}"
+
+
+def _chance(group: Sequence[Run], local: Sequence[Run]) -> str:
+    """Whether two methods differ by more than seeds do: the mean difference against twice its standard error."""
+    gaps = [_over([run], "trained", "weighted")[0] - _over([alone], "trained", "weighted")[0]
+            for run, alone in _pairs(group, local)]  # fmt: skip
+    if len(gaps) < 2:
+        return "This is one seed: the difference may be chance."
+    sure = abs(mean(gaps)) > 2 * stdev(gaps) / len(gaps) ** 0.5
+    return f"Over {len(gaps)} seeds the difference is {'more than' if sure else 'within'} chance."
 
 
 def catalogue(kind: str, about: str, rows: Mapping[str, tuple[str, Mapping[str, tuple[str, str]]]]) -> Table:
@@ -81,9 +91,8 @@ def catalogue(kind: str, about: str, rows: Mapping[str, tuple[str, Mapping[str, 
 
 def _where(run: Run, method: bool = True) -> str:
     name = f"{run.experiment['method']['name']} on " if method else ""
-    return (
-        f"{name}{run.experiment['data'].get('name', 'own data')}, {run.num_clients} clients, {len(run.records)} rounds"
-    )
+    data = run.experiment["data"].get("name", "own data")
+    return f"{name}{data}, {run.num_clients} clients, {len(run.records)} rounds"
 
 
 def _score(run: Run) -> str:
@@ -108,11 +117,15 @@ def _over(group: Sequence[Run], moment: str, number: str) -> list[float]:
     return [summary[number] for summary in summaries if summary is not None]
 
 
-def _better(group: Sequence[Run], local: Sequence[Run]) -> str:
-    """The share of clients that do better than alone, over all seeds."""
+def _pairs(group: Sequence[Run], local: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Every run with the one of training alone on the same split."""
     partners = {run.experiment["seed"]: run for run in local}
-    pairs = [(run, partners[run.experiment["seed"]]) for run in group if run.experiment["seed"] in partners]
-    shares = [run.summary(alone)["trained"]["last"]["better_than_alone"] for run, alone in pairs]
+    return [(run, partners[run.experiment["seed"]]) for run in group if run.experiment["seed"] in partners]
+
+
+def _share(group: Sequence[Run], local: Sequence[Run], which: str) -> str:
+    """The share of clients that do better, or worse, than alone, over all seeds."""
+    shares = [run.summary(alone)["trained"]["last"][which] for run, alone in _pairs(group, local)]
     known = [share for share in shares if share is not None]
     return f"{100 * mean(known):.0f} %" if known else ""
 
@@ -134,9 +147,8 @@ def _in_percent(run: Run) -> bool:
 
 
 def _table(title: str, columns: Sequence[str], left: int) -> Table:
-    table = Table(
-        title=title or None, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    table = Table(title=title or None, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
+    table.pad_edge, table.collapse_padding = False, True
     for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position < left else "right", overflow="fold")
+        table.add_column(column, justify="left" if position < left else "right", no_wrap=position >= left)
     return table

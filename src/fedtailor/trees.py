@@ -57,19 +57,38 @@ def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor | Rows]]:
 
 
 def add(a: Tree, b: Tree) -> Tree:
+    """a + b, tensor by tensor.
+
+    >>> add({"w": torch.tensor(1)}, {"w": torch.tensor(2)})
+    {'w': tensor(3)}
+    """
     return map_leaves(torch.add, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
+    """a − b, tensor by tensor.
+
+    >>> sub({"w": torch.tensor(3)}, {"w": torch.tensor(2)})
+    {'w': tensor(1)}
+    """
     return map_leaves(torch.sub, a, b)
 
 
 def scale(tree: Tree, factor: float | Tensor) -> Tree:
-    """Every tensor times one number."""
+    """Every tensor times one number.
+
+    >>> scale({"w": torch.tensor(3.0)}, 2)
+    {'w': tensor(6.)}
+    """
     return map_leaves(lambda leaf: leaf * (factor.to(leaf.dtype) if isinstance(factor, Tensor) else factor), tree)
 
 
 def zeros_like(tree: Tree) -> Tree:
+    """A tree of the same names and shapes, all zero.
+
+    >>> zeros_like({"w": torch.ones(2)})
+    {'w': tensor([0., 0.])}
+    """
     return map_leaves(torch.zeros_like, tree)
 
 
@@ -84,28 +103,48 @@ def dot(a: Tree, b: Tree) -> Tensor:
 
 
 def squared_distance(a: Tree, b: Tree) -> Tensor:
-    """‖a − b‖² over all entries of all tensors."""
+    """‖a − b‖² over all entries of all tensors.
+
+    >>> squared_distance({"w": torch.ones(3)}, {"w": torch.zeros(3)})
+    tensor(3.)
+    """
     difference = sub(a, b)
     return dot(difference, difference)
 
 
 def select(condition: Tensor, yes: Tree, no: Tree) -> Tree:
-    """`yes` where the condition (one bool) holds, else `no`."""
+    """`yes` where the condition (one bool) holds, else `no`.
+
+    >>> select(torch.tensor(True), {"w": torch.tensor(1)}, {"w": torch.tensor(2)})
+    {'w': tensor(1)}
+    """
     return map_leaves(lambda a, b: torch.where(condition, a, b), yes, no)
 
 
 def repeat(tree: Tree, count: int) -> Tree:
-    """The same tree for each of `count` clients, stacked without copying."""
+    """The same tree for each of `count` clients, stacked without copying.
+
+    >>> repeat({"w": torch.tensor([1, 2])}, 3)["w"].shape
+    torch.Size([3, 2])
+    """
     return map_leaves(lambda leaf: leaf.expand(count, *leaf.shape), tree)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """One tree a client in, one stacked tree out."""
+    """One tree a client in, one stacked tree out.
+
+    >>> stack([{"w": torch.tensor(1)}, {"w": torch.tensor(2)}])
+    {'w': tensor([1, 2])}
+    """
     return map_leaves(lambda *parts: torch.stack(parts), *trees)
 
 
 def take(stacked: Tree, position: int | Tensor) -> Tree:
-    """The tree at a position of a stacked tree, or the stacked trees at several."""
+    """The tree at a position of a stacked tree, or the stacked trees at several.
+
+    >>> take({"w": torch.tensor([5, 6])}, 1)
+    {'w': tensor(6)}
+    """
     return map_leaves(lambda leaf: leaf[position], stacked)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.data.partition import divide
+from fedtailor.data.partition import PARTITIONS, divide
 from fedtailor.errors import Refused, unknown
 from fedtailor.federation import Federation
 
@@ -85,6 +85,8 @@ class Data:
             raise unknown("data set", self.name, [*DATASETS, "folder"])
         if self.partition == "by_owner":
             raise Refused(f"{self.name} has no owners to split by; use Federation.from_dataset(dataset, owners).")
+        if self.partition not in PARTITIONS:  # said before anything is downloaded
+            raise unknown("partition", self.partition, PARTITIONS)
         dataset = DATASETS[self.name]
         x, y = dataset.read(None if self.folder is None else Path(self.folder))
         owned = divide(

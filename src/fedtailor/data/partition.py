@@ -4,6 +4,7 @@ Each one draws a table of shares [classes, clients]; one function cuts the sampl
 sample belongs to exactly one client.
 """
 
+import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from fedtailor.errors import Refused, unknown
 
 Indices = NDArray[np.int64]
 Shares = NDArray[np.float64]  # [classes, clients], rows sum to 1
+Gifts = list[tuple[int, int]]  # (class, giver): the first is for the client in need, each other for the giver before
+_DEALS = 20  # of classes to clients, before the request is refused
 
 
 def divide(
@@ -31,28 +34,35 @@ def divide(
 
     `iid`: everyone the same number, drawn at random. `dirichlet`: every class is spread over the clients by
     Dir(alpha); as in the splits the papers use, who already has his share of all samples gets no more.
-    `pathological`: every client has `classes_per_client` (2) classes, in unequal amounts. `power_law`: the k-th client
-    is k^-exponent as large as the first, with `classes_per_client` classes or all of them.
-    A client that would end with fewer than `min_size` samples gets the rest from the largest.
+    `pathological`: every client has at most `classes_per_client` (2) classes, in unequal amounts. `power_law`: the k-th
+    client is k^-exponent as large as the first, with all classes; with `classes_per_client` of them, about so.
+    A client that would end with fewer than `min_size` samples gets the rest from the largest, of classes it may have.
+    Classes are dealt out at random, the larger to more clients; if after 20 deals someone still lacks samples of its
+    classes, the request is refused.
 
     >>> [len(own) for own in divide(np.zeros(40, int), 4, "iid")]
     [10, 10, 10, 10]
     """
+    if partition == "by_owner":
+        raise Refused("The partition 'by_owner' needs owners; use Federation.from_dataset(dataset, owners).")
     if partition not in PARTITIONS:
-        raise unknown("partition", partition, [*PARTITIONS, "by_owner"])
+        raise unknown("partition", partition, PARTITIONS)
     _check_counts(len(labels), clients, min_size)
-    if partition != "iid" and not np.issubdtype(labels.dtype, np.integer):
+    if partition != "iid" and not _are_classes(labels):
         raise Refused(f"The partition '{partition}' needs classes as labels; use 'iid' for other targets.")
-    random = np.random.default_rng([seed, 1])
-    kinds = np.zeros(len(labels), np.int64) if partition == "iid" else labels
-    groups = [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]
-    settings = {"alpha": alpha, "classes_per_client": classes_per_client, "exponent": exponent}
-    totals = np.array([len(group) for group in groups])
-    shares = PARTITIONS[partition](random, totals, clients, settings)
-    cuts = np.round(np.cumsum(shares, axis=1) * totals[:, None]).astype(np.int64)
-    counts = np.diff(cuts, axis=1, prepend=0)  # [classes, clients]
-    allowed = shares > 0 if partition != "dirichlet" else np.ones(shares.shape, dtype=bool)
-    return _cut(random, groups, _feed_the_poor(counts, allowed, min_size))
+    random = _generator([seed], 1)
+    kinds = np.zeros(len(labels), np.int64) if partition == "iid" else np.unique(labels, return_inverse=True)[1]
+    totals = np.bincount(kinds)
+    settings = {"alpha": alpha, "each": classes_per_client, "exponent": exponent, "min_size": min_size}
+    for _ in range(_DEALS):
+        shares = PARTITIONS[partition](random, totals, clients, settings)
+        cuts = np.round(np.cumsum(shares, axis=1) * totals[:, None]).astype(np.int64)
+        counts = np.diff(cuts, axis=1, prepend=0)  # [classes, clients]
+        allowed = shares > 0 if partition != "dirichlet" else np.ones(shares.shape, dtype=bool)
+        if _feed_the_poor(counts, allowed, min_size):
+            return _cut(random, kinds, counts)
+    lack = f"Not every client can have {min_size} samples of {classes_per_client or 2} classes"
+    raise Refused(f"{lack}; ask for fewer clients, more classes_per_client or a smaller min_size.")
 
 
 def by_owner(owners: Sequence[Any]) -> tuple[list[str], list[Indices]]:
@@ -61,27 +71,48 @@ def by_owner(owners: Sequence[Any]) -> tuple[list[str], list[Indices]]:
     >>> by_owner(["b", "a", "b"])[0]
     ['a', 'b']
     """
-    names, inverse = np.unique(np.asarray(owners), return_inverse=True)
-    order = np.argsort(inverse, kind="stable")
-    return [str(name) for name in names], np.split(order, np.cumsum(np.bincount(inverse))[:-1])
+    plain = owners.tolist() if hasattr(owners, "tolist") else list(owners)  # arrays, tensors and columns of tables too
+    for sample, owner in enumerate(plain):
+        if not isinstance(owner, str | int | float | np.generic) or owner != owner:  # NaN is how tables write "missing"
+            raise Refused(f"The owner of sample {sample} must be a name or a number, not {owner!r}.")
+    if not plain:
+        raise Refused("There are no samples, so there is no client.")
+    try:
+        known = sorted(set(plain))
+    except TypeError as error:
+        raise Refused("Owners must be all names or all numbers, not some of both.") from error
+    number = {owner: client for client, owner in enumerate(known)}
+    return [str(owner) for owner in known], _members(np.array([number[owner] for owner in plain]))
 
 
 def hold_out(labels: NDArray[Any], samples: Indices, share: float, seed: Sequence[int]) -> tuple[Indices, Indices]:
-    """Cut a client's samples into (kept, held out) with the same proportions of classes in both.
+    """Cut a client's samples into (kept, held out) with the same proportions of classes in both: of n samples of a
+    class, and of all, the whole number just below or above n · share is held out.
 
     Whoever has two samples or more keeps at least one and holds out at least one.
     """
     if share <= 0 or len(samples) < 2:
         return samples, samples[:0]
-    random = np.random.default_rng([*seed, 2])
+    random = _generator(seed, 2)
     shuffled = random.permutation(samples)
-    if np.issubdtype(labels.dtype, np.integer):  # walking through the classes in turn spreads the cut over all of them
+    if _are_classes(labels):
         shuffled = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    total = int(np.clip(round(len(samples) * share), 1, len(samples) - 1))
-    places = ((np.arange(total) + random.random()) * len(samples) / total).astype(np.int64)
-    held = np.zeros(len(samples), dtype=bool)
-    held[places] = True
+    # walking through the classes in turn, a sample is held out whenever another whole one is due
+    due = np.floor(np.arange(len(samples) + 1) * share + random.random())
+    held = np.diff(due) > 0
+    if held.all() or not held.any():
+        held[random.integers(len(samples))] ^= True
     return np.sort(shuffled[~held]), np.sort(shuffled[held])
+
+
+def _are_classes(labels: NDArray[Any]) -> bool:
+    return labels.ndim == 1 and labels.dtype.kind in "iub"
+
+
+def _generator(seed: Sequence[int], use: int) -> np.random.Generator:
+    if min(seed) < 0:
+        raise Refused(f"seed must be a whole number from 0 on, not {min(seed)}.")
+    return np.random.default_rng([*seed, use])
 
 
 def _check_counts(samples: int, clients: int, min_size: int) -> None:
@@ -90,39 +121,44 @@ def _check_counts(samples: int, clients: int, min_size: int) -> None:
     if min_size < 2:
         raise Refused(f"min_size must be at least 2, one sample to train on and one to test on, not {min_size}.")
     if clients * min_size > samples:
-        most = f"ask for at most {samples // min_size} clients or a smaller min_size"
-        raise Refused(f"{samples} samples cannot give {clients} clients {min_size} each; {most}.")
+        most = f"at most {samples // min_size} clients or " if samples >= min_size else ""
+        hint = f"ask for {most}a smaller min_size"
+        raise Refused(f"{samples} samples cannot give {clients} clients {min_size} each; {hint}.")
 
 
-def _iid(random: np.random.Generator, counts: Indices, clients: int, settings: dict[str, Any]) -> Shares:
-    return np.full((len(counts), clients), 1 / clients)
+def _iid(random: np.random.Generator, totals: Indices, clients: int, settings: dict[str, Any]) -> Shares:
+    return np.full((len(totals), clients), 1 / clients)
 
 
-def _dirichlet(random: np.random.Generator, counts: Indices, clients: int, settings: dict[str, Any]) -> Shares:
+def _dirichlet(random: np.random.Generator, totals: Indices, clients: int, settings: dict[str, Any]) -> Shares:
     alpha = settings["alpha"]
-    if not alpha > 0:
+    if not 0 < alpha < np.inf:
         raise Refused(f"alpha must be above 0 (small: every client its own classes; large: all alike), not {alpha}.")
-    fair, size, shares = counts.sum() / clients, np.zeros(clients), []
-    for count in counts:
+    alpha = max(alpha, 1e-9)  # below it one client takes the whole class anyway, and the logarithms overflow
+    fair, size, shares = totals.sum() / clients, np.zeros(clients), []
+    for total in totals:
         # gamma draws in logarithms, for at a small alpha all of them may underflow to 0
-        logs = np.log(random.gamma(alpha + 1, size=clients)) + np.log(random.random(clients)) / alpha
+        logs = np.log(random.gamma(alpha + 1, size=clients)) + np.log1p(-random.random(clients)) / alpha
         logs = np.where(size < fair, logs, -np.inf)
         row = np.exp(logs - logs.max())
         shares.append(row / row.sum())
-        size += count * shares[-1]
+        size += total * shares[-1]
     return np.array(shares)
 
 
-def _pathological(random: np.random.Generator, counts: Indices, clients: int, settings: dict[str, Any]) -> Shares:
-    owns = _deal_classes(random, len(counts), clients, settings["classes_per_client"] or 2)
+def _pathological(random: np.random.Generator, totals: Indices, clients: int, settings: dict[str, Any]) -> Shares:
+    owns = _deal_classes(random, totals, clients, 2 if settings["each"] is None else settings["each"], settings)
     return _rows_to_one(owns * random.uniform(0.1, 1, owns.shape))
 
 
-def _power_law(random: np.random.Generator, counts: Indices, clients: int, settings: dict[str, Any]) -> Shares:
-    if settings["exponent"] < 0:
-        raise Refused(f"exponent must be at least 0 (0: all clients alike), not {settings['exponent']}.")
-    owns = _deal_classes(random, len(counts), clients, settings["classes_per_client"] or len(counts))
-    return _rows_to_one(owns * (random.permutation(clients) + 1.0) ** -settings["exponent"])
+def _power_law(random: np.random.Generator, totals: Indices, clients: int, settings: dict[str, Any]) -> Shares:
+    exponent = settings["exponent"]
+    if not 0 <= exponent < np.inf:
+        raise Refused(f"exponent must be at least 0 (0: all clients alike), not {exponent}.")
+    each = len(totals) if settings["each"] is None else settings["each"]
+    owns = _deal_classes(random, totals, clients, each, settings)
+    sizes = (random.permutation(clients) + 1.0) ** -exponent
+    return _rows_to_one(owns * np.maximum(sizes, 1e-100))  # above 0, so that a tiny client still has its classes
 
 
 PARTITIONS: dict[str, Callable[[np.random.Generator, Indices, int, dict[str, Any]], Shares]] = {
@@ -133,15 +169,26 @@ PARTITIONS: dict[str, Callable[[np.random.Generator, Indices, int, dict[str, Any
 }
 
 
-def _deal_classes(random: np.random.Generator, classes: int, clients: int, each: int) -> NDArray[np.bool_]:
-    """Give every client `each` classes, always the ones that have fewest owners so far."""
+def _deal_classes(
+    random: np.random.Generator, totals: Indices, clients: int, each: int, settings: dict[str, Any]
+) -> NDArray[np.bool_]:
+    """Give every client `each` classes: those that have no owner yet, then those with most samples for an owner; last
+    those that cannot feed one owner more."""
+    classes = len(totals)
     if not 1 <= each <= classes:
         raise Refused(f"classes_per_client must be from 1 to {classes}, the number of classes, not {each}.")
     if clients * each < classes:
         raise Refused(f"{clients} clients of {each} classes leave some of the {classes} classes without an owner.")
-    owns = np.zeros((classes, clients), dtype=bool)
+    if each == classes:
+        return np.ones((classes, clients), dtype=bool)
+    owns, owners = np.zeros((classes, clients), dtype=bool), np.zeros(classes)
     for client in range(clients):
-        owns[np.argsort(owns.sum(1) + random.random(classes))[:each], client] = True
+        rank = (owners + random.random(classes)) / totals  # at most `clients`
+        rank[owners >= totals // settings["min_size"]] += clients
+        rank[owners == 0] = random.random(np.count_nonzero(owners == 0)) - 1
+        dealt = np.argsort(rank)[:each]
+        owns[dealt, client] = True
+        owners[dealt] += 1
     return owns
 
 
@@ -150,23 +197,74 @@ def _rows_to_one(shares: Shares) -> Shares:
     return result
 
 
-def _feed_the_poor(counts: Indices, allowed: NDArray[np.bool_], min_size: int) -> Indices:
-    """Move samples from the largest client to whoever has too few, of classes he may have."""
-    counts = counts.copy()
-    for client in range(counts.shape[1]):
-        while (missing := min_size - counts[:, client].sum()) > 0:
-            spare = np.minimum(counts, counts.sum(0) - min_size) * allowed[:, [client]]
-            spare[:, client] = 0
-            kind, giver = np.unravel_index(np.argmax((spare > 0) * counts.sum(0) + spare * 1e-9), spare.shape)
-            moved = min(missing, spare[kind, giver])
-            if moved <= 0:
-                raise Refused(f"Not every client can have {min_size} samples of its classes; ask for fewer clients.")
-            counts[kind, client] += moved
-            counts[kind, giver] -= moved
-    return counts
+def _feed_the_poor(counts: Indices, allowed: NDArray[np.bool_], min_size: int) -> bool:
+    """Move samples from the largest client to whoever has too few, of classes he may have; False if that cannot be."""
+    sizes = counts.sum(0)
+    rich = [(-size, client) for client, size in enumerate(sizes.tolist()) if size > min_size]
+    heapq.heapify(rich)  # the largest on top
+    for client in np.flatnonzero(sizes < min_size).tolist():
+        useless = []
+        while rich and sizes[client] < min_size:
+            giver = heapq.heappop(rich)[1]
+            offer = counts[:, giver] * allowed[:, client]
+            if not offer.any():
+                useless.append(giver)
+                continue
+            _hand_over(counts, sizes, client, [(int(offer.argmax()), giver)], min_size)
+            if sizes[giver] > min_size:
+                heapq.heappush(rich, (-int(sizes[giver]), giver))
+        for giver in useless:  # to this client, not to the next
+            heapq.heappush(rich, (-int(sizes[giver]), giver))
+        while sizes[client] < min_size:
+            gifts = _find_chain(counts, allowed, sizes, client, min_size)
+            if not gifts:
+                return False
+            _hand_over(counts, sizes, client, gifts, min_size)
+    return True
 
 
-def _cut(random: np.random.Generator, groups: list[Indices], counts: Indices) -> list[Indices]:
+def _hand_over(counts: Indices, sizes: Indices, client: int, gifts: Gifts, min_size: int) -> None:
+    """Pass on as many samples as are missing and can be had; only the client in need and the last giver change size."""
+    last = gifts[-1][1]
+    moved = min(min_size - sizes[client], sizes[last] - min_size, *(counts[gift] for gift in gifts))
+    for taker, (kind, giver) in zip([client, *(giver for _, giver in gifts)], gifts, strict=False):
+        counts[kind, taker] += moved
+        counts[kind, giver] -= moved
+    sizes[client] += moved
+    sizes[last] -= moved
+
+
+def _find_chain(counts: Indices, allowed: NDArray[np.bool_], sizes: Indices, client: int, min_size: int) -> Gifts:
+    """The shortest chain of gifts to a client from one that has samples to spare. If there is none, those who could
+    take part own all samples of all their classes, and these are too few."""
+    taker_of, kind_of = np.full((2, len(sizes)), -1)
+    taker_of[client] = client
+    queue, fresh = [client], np.ones(len(counts), dtype=bool)
+    for taker in queue:
+        for kind in np.flatnonzero(allowed[:, taker] & fresh):
+            fresh[kind] = False
+            found = np.flatnonzero((counts[kind] > 0) & (taker_of < 0))
+            taker_of[found], kind_of[found] = taker, kind
+            queue.extend(found.tolist())
+            if len(found) and sizes[giver := int(found[sizes[found].argmax()])] > min_size:
+                gifts: Gifts = []
+                while giver != client:
+                    gifts.insert(0, (int(kind_of[giver]), giver))
+                    giver = int(taker_of[giver])
+                return gifts
+    return []
+
+
+def _members(group: Indices, groups: int = 0) -> list[Indices]:
+    """Who is in group 0, in group 1, ..., each in order."""
+    ends = np.cumsum(np.bincount(group, minlength=groups))
+    return np.split(np.argsort(group, kind="stable"), ends[:-1])
+
+
+def _cut(random: np.random.Generator, kinds: Indices, counts: Indices) -> list[Indices]:
     """Hand out the samples of every class, shuffled, by the table of counts."""
-    parts = [np.split(random.permutation(g), np.cumsum(row)[:-1]) for g, row in zip(groups, counts, strict=True)]
-    return [np.sort(np.concatenate(own)) for own in zip(*parts, strict=True)]
+    clients = np.arange(counts.shape[1])
+    owner = np.empty_like(kinds)
+    for samples, row in zip(_members(kinds), counts, strict=True):
+        owner[random.permutation(samples)] = np.repeat(clients, row)
+    return _members(owner, len(clients))

@@ -1,0 +1,56 @@
+"""The settings of a run that belong to no method, no network and no data set."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fedtailor.errors import Refused
+from fedtailor.schedule import Participation
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is done. The command's flags and TOML's keys are these fields."""
+
+    rounds: int | None = None  # 20, or the length of the schedule
+    batch_size: int = 64  # larger than a client's data: all of it at once
+    participation: Participation = 1.0  # share of clients a round, or a range such as 0.6,1.0
+    engine: str = "auto"  # auto or sequential
+    device: str = "auto"  # auto (a GPU where there is one), cpu, cuda
+    dtype: Literal["float32", "float64"] = "float32"  # of training: float32 or float64
+    seed: int = 0  # of everything random
+    schedule: list[list[int]] | None = None  # the clients of every round
+    validation: float = 0.0  # share of training data held out to choose a round by
+    evaluate_every: int = 1  # rounds; the last is always evaluated
+    evaluate: int | Literal["all", "participants"] = "all"  # all, participants or a number of clients
+
+    def __post_init__(self) -> None:
+        refusals = [
+            (self.batch_size >= 1, f"batch_size must be at least 1, not {self.batch_size}."),
+            (0 <= self.seed < 2**32, f"seed must be a whole number from 0 to 2³² − 1, not {self.seed}."),
+            (0 <= self.validation < 1, f"validation must be a share from 0 to below 1, not {self.validation}."),
+            (self.evaluate_every >= 1, f"evaluate_every must be at least 1, not {self.evaluate_every}."),
+            (
+                self.evaluate in ("all", "participants") or (isinstance(self.evaluate, int) and self.evaluate >= 1),
+                f"evaluate must be 'all', 'participants' or a number of clients, not {self.evaluate!r}.",
+            ),
+        ]
+        for holds, words in refusals:
+            if not holds:
+                raise Refused(words)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device, tried out."""
+        name = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            device = torch.device(name)
+            torch.zeros(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise Refused(f"The device '{name}' is not to be had here; take 'auto' or 'cpu'.") from error
+        return device

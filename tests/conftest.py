@@ -1,0 +1,75 @@
+"""Small problems that every test may use."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtailor as ft
+from fedtailor.local import Common
+from fedtailor.trees import Tree
+
+torch.set_num_threads(1)
+SIZES = (9, 4, 7, 1)  # training samples of the clients: uneven, one with a single sample
+
+
+def tiny_federation(sizes: Sequence[int] = SIZES, seed: int = 0) -> ft.Federation:
+    """Clients of very different sizes with three classes in four dimensions, in float64."""
+    random = np.random.default_rng(seed)
+
+    def samples(count: int, shift: float) -> tuple[np.ndarray, np.ndarray]:
+        y = random.integers(0, 3, count)
+        return random.normal(size=(count, 4)) + np.eye(3, 4)[y] * 2 + shift, y
+
+    return ft.Federation.from_arrays(
+        [(*samples(size, client / 10), *samples(5, client / 10)) for client, size in enumerate(sizes)], classes=3
+    )
+
+
+class TinyNet(nn.Module):
+    """Four inputs, five hidden units, three classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.fc(x)))  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def fed() -> ft.Federation:
+    return tiny_federation()
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return TinyNet().double()
+
+
+def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
+    """Whether two trees hold the same names and numbers; to the last bit unless a tolerance is given."""
+    from fedtailor.trees import flatten
+
+    left, right = flatten(a), flatten(b)
+    assert left.keys() == right.keys()
+    return all(torch.allclose(left[n].double(), right[n].double(), rtol=tolerance, atol=tolerance) for n in left)
+
+
+def apply_mapped(
+    common: Common, samples: Sequence[Tensor], function: Callable[..., Tree], round: int, clients: Sequence[int],
+    *trees: Tree,
+) -> Tree:  # fmt: skip
+    """A client's function over all clients at once, by torch.func.vmap: what `Sequential.apply` does one by one."""
+    sizes = torch.tensor([len(samples[client]) for client in clients])
+    padded = torch.stack([samples[c][torch.arange(int(sizes.max())) % len(samples[c])] for c in clients])
+
+    def one(index: Tensor, size: Tensor, own: Tensor, *parts: Tree) -> Tree:
+        return function(ft.LocalView(common, round, index, size, own, mapped=True), *parts)
+
+    with torch.no_grad():
+        return torch.func.vmap(one)(torch.tensor(clients), sizes, padded, *trees)

@@ -1,0 +1,116 @@
+"""The command, end to end, as a user types it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.cli import main
+
+QUICK = ["--rounds", "2", "--data.clients", "4", "--batch-size", "32"]
+
+
+def fedtailor(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "fedtailor.cli", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_run_trains_and_says_where_it_lies(tmp_path: Path) -> None:
+    done = fedtailor("run", "--method", "fedper", "--data", "digits", "--method.lr", "0.05", *QUICK, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    where = re.search(r"The run lies in (\S+)", done.stdout)
+    assert where
+    run = ft.open(tmp_path / where[1])
+    assert run.experiment["method"]["lr"] == 0.05 and len(run.records) == 2
+    shown = 100 * run.summary()["trained"]["last"]["weighted"]
+    assert f"{shown:.1f}" in done.stdout
+    again = fedtailor("show", where[1], folder=tmp_path)
+    assert again.stdout.strip() == done.stdout.split("The run lies")[0].strip()
+
+
+def test_run_takes_a_file_and_never_overwrites(tmp_path: Path) -> None:
+    (tmp_path / "exp.toml").write_text('rounds = 1\n[method]\nname = "local"\n[data]\nclients = 3\n')
+    for _ in range(2):
+        assert fedtailor("run", "exp.toml", folder=tmp_path).returncode == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_compare_ranks_with_local_and_leaves_one_folder_a_run(tmp_path: Path) -> None:
+    words = ["compare", "fedavg", "fedper", "--data", "digits", "--seeds", "0,1", "--out", "all", *QUICK]
+    done = fedtailor(*words, "--method.momentum", "0.5", "--fedper.lr", "0.3", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {f"{method}-seed{seed}" for method in ("local", "fedavg", "fedper") for seed in (0, 1)}
+    assert {path.name for path in (tmp_path / "all").iterdir()} == names
+    runs = {name: ft.open(tmp_path / "all" / name) for name in names}
+    assert runs["fedavg-seed1"].experiment["method"]["momentum"] == 0.5
+    assert [runs[f"{name}-seed0"].experiment["method"]["lr"] for name in ("fedper", "local")] == [0.3, 0.1]
+    assert runs["fedavg-seed0"].experiment["seed"] == 0
+    rows = re.findall(r"^ *(local|fedavg|fedper) +(\d+\.\d) ±", done.stdout, re.MULTILINE)
+    assert len(rows) == 3
+    assert [float(score) for _, score in rows] == sorted((float(score) for _, score in rows), reverse=True)
+    assert re.search(r"Training alone (is best here|gets) .* Over 2 seeds", " ".join(done.stdout.split()))
+    assert "The runs lie in all" in done.stdout
+    assert "is not empty" in fedtailor(*words, folder=tmp_path).stderr  # never into a folder that has runs
+    again = fedtailor("show", "all", folder=tmp_path)
+    assert again.stdout.strip() == done.stdout.split("The runs lie")[0].strip()
+
+
+@pytest.mark.parametrize("what", ["methods", "data", "networks"])
+def test_list_shows_what_there_is(what: str, tmp_path: Path) -> None:
+    done = fedtailor("list", what, folder=tmp_path)
+    wanted = {"methods": ["scaffold", "ICML", "η"], "data": ["cifar10", "folder"], "networks": ["lenet5", "hidden"]}
+    assert done.returncode == 0
+    assert all(word in done.stdout for word in wanted[what])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("run --method fedavgg", "There is no method 'fedavgg'; did you mean 'fedavg'?"),
+        ("run --method fedavg --method.rl 1", "There is no field of fedavg 'rl'; did you mean 'lr'?"),
+        ("run --network lenett5", "did you mean 'lenet5'?"),
+        ("run --network lenet5", "lenet5 needs pictures of at least 28×28"),
+        ("run --data digitss", "did you mean 'digits'?"),
+        ("run --rounds 0", "rounds must be at least 1"),
+        ("run --data.clients 1000", "1797 samples cannot give 1000 clients 10 each"),
+        ("run --data.alpha -1", "alpha must be above 0"),
+        ("run --data.partition by_owner", "digits has no owners to split by"),
+        ("run missing.toml", "The experiment 'missing.toml' cannot be read"),
+        ("compare fedavg fedpr", "did you mean 'fedper'?"),
+        ("compare fedavg --method.mu 1", "There is no field of these methods 'mu'"),
+        ("compare fedavg --seeds one", "--seeds takes values such as 0,1,2"),
+        ("show nowhere", "There is no finished run in 'nowhere'"),
+        ("list method", "did you mean 'methods'?"),
+        ("data get cifar", "did you mean 'cifar10'?"),
+    ],
+)
+def test_a_refusal_is_one_sentence_exit_code_2_and_nothing_written(
+    words: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedtailor", *words.split()])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    said = capsys.readouterr()
+    assert stop.value.code == 2
+    assert sentence in said.err and said.out == ""
+    assert len(said.err.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refusal_shows_no_traceback(tmp_path: Path) -> None:
+    done = fedtailor("run", "--method", "fedavgg", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "fedtailor: There is no method 'fedavgg'; did you mean 'fedavg'?"
+
+
+def test_help_names_the_flags(tmp_path: Path) -> None:
+    done = fedtailor("run", "--help", folder=tmp_path)
+    for flag in ("--batch-size", "--participation", "--data.alpha", "--method.FIELD", "--out"):
+        assert flag in done.stdout

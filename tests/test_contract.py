@@ -1,0 +1,140 @@
+"""Every registered method keeps the contract: pure, safe to map, constant shapes, nothing else crosses."""
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedtailor as ft
+from conftest import apply_mapped, same, tiny_federation
+from fedtailor.methods import METHODS
+from fedtailor.rounds import Rounds
+from fedtailor.settings import Settings
+from fedtailor.trees import flatten, take
+
+EVERY = pytest.mark.parametrize("name", METHODS)
+BOTH = pytest.mark.parametrize("schedule", [[[0, 1, 2, 3]] * 3, [[0, 3], [1, 2, 3], [3]]], ids=["full", "partial"])
+
+
+def start(method: ft.Method, net: nn.Module, rounds: int = 3, batch_size: int = 2) -> Rounds:
+    fed = tiny_federation()
+    settings = Settings(batch_size=batch_size, engine="sequential", device="cpu", dtype="float64")
+    return Rounds.build(settings, method, ft.wrap(net), fed, [[0, 1, 2, 3]] * rounds)
+
+
+@EVERY
+def test_is_a_frozen_dataclass_that_cites_its_source(name: str) -> None:
+    method = METHODS[name]()
+    assert dataclasses.is_dataclass(method)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.lr = 1.0  # type: ignore[misc]
+    assert method.__doc__ and not method.__doc__.startswith(f"{type(method).__name__}(")  # not the dataclass's own
+
+
+@EVERY
+def test_training_is_pure(name: str, net: nn.Module) -> None:
+    """The same arguments give the same results, and are left as they were."""
+    loop = start(METHODS[name](), net)
+    clients = [0, 1, 2, 3]
+    states, sent = loop.states.get(clients, loop.device), loop.method.send(loop.server, clients, 1)
+    before = copy.deepcopy((flatten(states), flatten(sent)))
+    first = loop.engine.apply(loop._train, 1, clients, states, sent)
+    again = loop.engine.apply(loop._train, 1, clients, states, sent)
+    assert same(first, again)
+    assert same(before[0], flatten(states)) and same(before[1], flatten(sent))
+
+
+@EVERY
+def test_the_server_is_pure(name: str, net: nn.Module) -> None:
+    loop = start(METHODS[name](), net)
+    before = copy.deepcopy(loop.server)
+    held = loop.server
+    loop.round(1, [0, 1, 2, 3])
+    assert same(before, held)
+
+
+@EVERY
+@BOTH
+def test_mapping_over_clients_gives_the_same(name: str, schedule: list[list[int]], net: nn.Module) -> None:
+    """One by one and all at once agree to 1e-9, with clients of 9, 4, 7 and 1 samples and batches of 2."""
+    loop = start(METHODS[name](), net)
+    for number, clients in enumerate(schedule, start=1):
+        states, sent = loop.states.get(clients, loop.device), loop.method.send(loop.server, clients, number)
+        one_by_one = loop.engine.apply(loop._train, number, clients, states, sent)
+        at_once = apply_mapped(loop.common, loop.train, loop._train, number, clients, states, sent)
+        assert same(one_by_one, at_once, tolerance=1e-9)
+        held = loop.engine.apply(loop.method.personalize, number, clients, states, sent)
+        held_at_once = apply_mapped(loop.common, loop.train, loop.method.personalize, number, clients, states, sent)
+        assert same(held, held_at_once, tolerance=1e-9)
+        loop.round(number, clients)
+
+
+@EVERY
+@BOTH
+def test_states_and_messages_keep_names_shapes_and_dtypes(name: str, schedule: list[list[int]], net: nn.Module) -> None:
+    loop = start(METHODS[name](), net)
+
+    def schema() -> dict[str, Any]:
+        trees = {"server": loop.server, "client": loop.states.one(0)}
+        trees["message"] = take(loop.method.send(loop.server, [0], 1), 0)
+        return {path: (leaf.shape, leaf.dtype) for path, leaf in flatten(trees).items()}
+
+    before = schema()
+    for number, clients in enumerate(schedule, start=1):
+        loop.round(number, clients)
+        assert schema() == before
+
+
+@EVERY
+def test_absent_clients_keep_their_state(name: str, net: nn.Module) -> None:
+    loop = start(METHODS[name](), net)
+    loop.round(1, [0, 1])
+    kept = copy.deepcopy(loop.states.one(0))
+    loop.round(2, [1, 2, 3])
+    assert same(kept, loop.states.one(0))
+
+
+@EVERY
+def test_a_client_learns_nothing_of_others_but_by_its_message(name: str, net: nn.Module) -> None:
+    """With its own state and message held, nothing the other clients have can change what a client does."""
+    here, elsewhere = start(METHODS[name](), net), start(METHODS[name](), net)
+    others = torch.cat([elsewhere.train[client] for client in (1, 2, 3)])
+    elsewhere.common.x[others] = 7.0
+    results = []
+    for loop in (here, elsewhere):
+        states, sent = loop.states.get([0], loop.device), loop.method.send(loop.server, [0], 1)
+        results.append(loop.engine.apply(loop._train, 1, [0], states, sent))
+    assert same(results[0], results[1])
+
+
+@EVERY
+def test_a_stranger_is_like_everyone_else(name: str, net: nn.Module) -> None:
+    """Who never took part has the initial model at the moment trained."""
+    run = ft.simulate(METHODS[name](), net, tiny_federation(), schedule=[[0, 1]] * 2, dtype=torch.float64)
+    never = run.personal(3, moment="trained")
+    assert same(never, {k: v.double() for k, v in net.state_dict().items()})
+
+
+@EVERY
+def test_is_better_than_doing_nothing(name: str) -> None:
+    """Every client's training loss after some rounds is below where it began, in the mean."""
+    fed = ft.load("digits", clients=5, alpha=1.0, seed=3)
+    model = ft.network("mlp", fed, hidden=(32,))
+    run = ft.simulate(METHODS[name](), model, fed, rounds=8, batch_size=16)
+    start_loss = torch.log(torch.tensor(10.0))  # a model that knows nothing
+    assert run.records[-1]["loss"] < 0.7 * float(start_loss)
+    assert run.records[-1]["accuracy_received"] > 0.3  # one in ten by guessing
+
+
+@EVERY
+def test_batch_normalisation_keeps_real_statistics(name: str) -> None:
+    """With norm="batch" a personal model serves with statistics of real data: it is right more often than by chance."""
+    fed = ft.load("digits", clients=3, partition="iid", seed=1)
+    model = ft.network("cnn", fed, norm="batch")
+    run = ft.simulate(METHODS[name](lr=0.02), model, fed, rounds=3, batch_size=16)
+    assert run.records[-1]["accuracy_trained"] > 0.5
+    assert float(run.personal(0)["norm1.running_var"].min()) >= 0
+    assert not torch.equal(run.personal(0)["norm1.running_mean"], torch.zeros(16))

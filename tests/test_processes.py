@@ -1,0 +1,61 @@
+"""The same seed gives the same bits in two processes; the core needs nothing but torch and numpy."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRAIN = """
+import sys
+import fedtailor as ft
+from fedtailor.methods import METHODS
+fed = ft.load("digits", clients=4, seed=1)
+ft.simulate(METHODS[sys.argv[1]](), ft.network("mlp", fed), fed, rounds=3, participation=(0.4, 1.0),
+            validation=0.2, seed=5, folder=sys.argv[2])
+"""
+BARE = """
+import sys
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"safetensors", "pydantic", "typer", "rich", "sklearn", "PIL", "click", "pandas"}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Nothing())
+import numpy as np
+import fedtailor as ft
+x, y = np.random.default_rng(0).normal(size=(20, 6)), np.arange(20) % 2
+fed = ft.Federation.from_arrays([(x, y, x, y)] * 3)
+run = ft.simulate(ft.methods.Ditto(), ft.network("mlp", fed), fed, rounds=2)
+print(len(run.records), run.personal(0)["head.weight"].shape[0])
+"""
+
+
+def bits(folder: Path) -> dict[str, str]:
+    """A digest of every file of a run, without the seconds."""
+    found = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        text = path.read_bytes()
+        if path.name == "rounds.jsonl":
+            lines = [json.loads(line) for line in text.splitlines()]
+            kept = [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines]
+            text = json.dumps(kept).encode()
+        found[str(path.relative_to(folder))] = hashlib.sha256(text).hexdigest()
+    return found
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "scaffold"])
+def test_two_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
+    for number, hashing in enumerate(("0", "1")):
+        environment = os.environ | {"PYTHONHASHSEED": hashing}
+        subprocess.run([sys.executable, "-c", TRAIN, name, str(tmp_path / str(number))], check=True, env=environment)
+    first, second = bits(tmp_path / "0"), bits(tmp_path / "1")
+    assert first == second
+    assert len(first) == 4 + 2 * 4  # experiment, run, rounds, state, and two moments of four clients
+
+
+def test_the_core_runs_with_torch_and_numpy_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["2", "2"], done.stderr

@@ -1,0 +1,100 @@
+"""A run on disk: what is there, that it reads back, that nothing is overwritten."""
+
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedtailor as ft
+from conftest import TinyNet, same, tiny_federation
+from fedtailor.methods import METHODS
+from fedtailor.record import free_folder, to_toml
+
+
+def kept(folder: Path, name: str, net: nn.Module) -> ft.Run:
+    schedule = [[0, 1], [2]]
+    return ft.simulate(
+        METHODS[name](), net, tiny_federation(), schedule=schedule, dtype=torch.float64, validation=0.3, folder=folder
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_reads_back_as_it_was(name: str, net: nn.Module, tmp_path: Path) -> None:
+    run = kept(tmp_path / "run", name, net)
+    again = ft.open(tmp_path / "run")
+    assert again.records == run.records
+    assert again.summary() == run.summary()
+    assert again.info == run.info
+    assert same(again.server, run.server)
+    for client in range(4):
+        assert same(again.client(client), run.client(client))
+        for moment in ("received", "trained"):
+            assert same(again.personal(client, moment), run.personal(client, moment))
+
+
+def test_the_folder_can_be_read_without_this_library(net: nn.Module, tmp_path: Path) -> None:
+    run = kept(tmp_path, "fedper", net)
+    experiment = tomllib.loads((tmp_path / "experiment.toml").read_text())
+    assert experiment["method"] == {"name": "fedper", "lr": 0.1, "epochs": 2, "momentum": 0.0, "weight_decay": 0.0}
+    assert experiment["schedule"] == [[0, 1], [2]]
+    lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2]
+    clients = json.loads((tmp_path / "run.json").read_text())["clients"]
+    assert [client["test"] for client in clients] == [5, 5, 5, 5]
+    model = TinyNet().double()
+    model.load_state_dict(load_file(tmp_path / "personal" / "trained" / "002.safetensors"))
+    assert same(dict(model.state_dict()), run.personal(2))
+
+
+def test_runs_never_overwrite_each_other(net: nn.Module, tmp_path: Path) -> None:
+    kept(tmp_path / "run", "fedavg", net)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(ft.Refused, match="runs never overwrite each other"):
+        kept(tmp_path / "run", "local", net)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert free_folder(tmp_path, "run").name == "run-2"
+
+
+def test_what_is_no_finished_run_is_refused(net: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(ft.Refused, match="There is no run"):
+        ft.open(tmp_path)
+    kept(tmp_path / "run", "fedavg", net)
+    state = tmp_path / "run" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-7])
+    with pytest.raises(ft.Refused, match="cannot be read"):
+        ft.open(tmp_path / "run")
+    state.unlink()
+    with pytest.raises(ft.Refused, match="is not finished"):
+        ft.open(tmp_path / "run")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_training(net: nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    rounds: list[object] = []
+    with pytest.raises(ft.Refused, match="cannot be written"):
+        inside = tmp_path / "file" / "run"
+        ft.simulate(ft.methods.FedAvg(), net, tiny_federation(), rounds=1, folder=inside, record=rounds.append)
+    assert not rounds
+
+
+def test_numbers_that_are_none_become_null(net: nn.Module, tmp_path: Path) -> None:
+    """JSON has no NaN; a diverged run must still be readable by others."""
+    run = ft.simulate(
+        ft.methods.FedAvg(lr=1e308, epochs=9), net, tiny_federation(), rounds=1, dtype=torch.float64, folder=tmp_path
+    )
+    assert math.isnan(run.records[0]["loss"])
+    assert json.loads((tmp_path / "rounds.jsonl").read_text())["loss"] is None
+
+
+def test_toml_says_the_same_as_the_settings() -> None:
+    settings = {
+        "name": 'a "quoted" näme\n', "none": None, "list": [[0, 1], [2]], "yes": True,
+        "table": {"x": 1e-7, "y": None, "z": [0.6, 1.0]},
+    }  # fmt: skip
+    table = {"x": 1e-7, "z": [0.6, 1.0]}
+    assert tomllib.loads(to_toml(settings)) == {k: settings[k] for k in ("name", "list", "yes")} | {"table": table}

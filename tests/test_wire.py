@@ -1,0 +1,175 @@
+"""Bytes, absent rows, and uploads that would carry training data."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtailor as ft
+from conftest import tiny_federation
+from fedtailor.local import Batch
+from fedtailor.trees import Rows, Tree
+from fedtailor.wire import count_bytes, deliver
+
+Leak = Callable[[ft.LocalView, list[Batch]], Tensor]
+
+
+@dataclass(frozen=True)
+class Leaky(ft.Method):
+    """FedAvg that also uploads something a function makes from the client's batches."""
+
+    leak: Leak = lambda local, batches: torch.zeros(1)
+
+    def train(self, local: ft.LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        batches: list[Batch] = []
+
+        def keep(carry: Tree, batch: Batch) -> Tree:
+            batches.append(batch)
+            return carry
+
+        local.fold(keep, {}, epochs=1)
+        return state, {"params": message["params"], "extra": self.leak(local, batches)}
+
+
+def inputs(local: ft.LocalView, batches: list[Batch]) -> Tensor:
+    return torch.cat([batch.x for batch in batches])[:4]
+
+
+LEAKS: dict[str, Leak] = {
+    "inputs": inputs,
+    "a batch": lambda local, batches: batches[0].x,
+    "one example": lambda local, batches: batches[-1].x[0],
+    "one example, flat": lambda local, batches: batches[0].x[1].flatten(),
+    "examples among zeros": lambda local, batches: torch.cat([torch.zeros_like(batches[0].x), batches[0].x]),
+}
+
+
+def pictures(dtype: type = np.float32) -> ft.Federation:
+    """Three clients with pictures of 3×4 of their own, kept as floats or as bytes."""
+    random = np.random.default_rng(5)
+    x = random.integers(0, 256, (3, 8, 1, 3, 4))
+    x = x.astype(np.uint8) if dtype is np.uint8 else (x / 7).astype(dtype)
+    y = np.array([0, 1] * 4)
+    return ft.Federation.from_arrays([(own, y, own, y) for own in x])
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+@pytest.mark.parametrize("kept", [np.uint8, np.float32, np.float64])
+def test_an_upload_of_training_inputs_is_refused(leak: str, kept: type) -> None:
+    model = ft.network("logistic", fed := pictures(kept))
+    with pytest.raises(ft.Refused, match="Leaky would send client 0's training inputs: 'extra'"):
+        ft.simulate(Leaky(leak=LEAKS[leak]), model, fed, rounds=1, batch_size=4)
+
+
+def test_raw_bytes_are_refused_too() -> None:
+    fed = pictures(np.uint8)
+    method = Leaky(leak=lambda local, batches: (batches[0].x * 255).round().to(torch.uint8))
+    with pytest.raises(ft.Refused, match="training inputs"):
+        ft.simulate(method, ft.network("logistic", fed), fed, rounds=1, batch_size=4)
+
+
+def test_a_part_of_several_inputs_is_refused() -> None:
+    x = {"a": np.random.default_rng(0).normal(size=(6, 10)), "b": np.ones((6, 2))}
+    fed = ft.Federation.from_arrays([(x, np.zeros(6, int), x, np.zeros(6, int))], classes=2)
+
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(10, 2)
+
+        def forward(self, x: dict[str, Tensor]) -> Tensor:
+            return self.head(x["a"])  # type: ignore[no-any-return]
+
+    with pytest.raises(ft.Refused, match="training inputs"):
+        ft.simulate(Leaky(leak=lambda local, batches: batches[0].x["a"][0]), First(), fed, rounds=1)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        lambda local, batches: torch.cat([b.x for b in batches])[:8].mean(0),  # a mean is no example
+        lambda local, batches: batches[0].x[:4] * 1.5,
+        lambda local, batches: torch.zeros(8, 12),  # constant: nobody's picture
+    ],
+)
+def test_what_only_depends_on_inputs_passes(harmless: Leak) -> None:
+    fed = pictures()
+    ft.simulate(Leaky(leak=harmless), ft.network("logistic", fed), fed, rounds=1, batch_size=4)
+
+
+def test_a_mean_over_one_number_is_no_leak() -> None:
+    """Where an example is a single number, one equal number is chance; a list of them is not."""
+    y = torch.arange(9.0)
+    fed = ft.Federation.from_arrays([(y[:, None].clone(), y, y[:, None].clone(), y)])
+    model = ft.network("logistic", fed)
+    ft.simulate(Leaky(leak=lambda local, batches: batches[0].x[0]), model, fed, rounds=1)
+    with pytest.raises(ft.Refused, match="training inputs"):
+        ft.simulate(Leaky(leak=lambda local, batches: batches[0].x), model, fed, rounds=1)
+
+
+def test_bytes_are_payload() -> None:
+    """float32 4 bytes, float64 8, bools one bit (rounded up once), no headers; an empty message is free."""
+    stacked = {"a": torch.zeros(3, 5), "b": {"c": torch.zeros(3, 2, dtype=torch.float64)}}
+    assert count_bytes(stacked, 3) == [36, 36, 36]
+    assert count_bytes(
+        {"mask": torch.zeros(2, 3, dtype=torch.bool), "more": torch.zeros(2, 6, dtype=torch.bool)}, 2
+    ) == [2, 2]
+    assert count_bytes({}, 2) == [0, 0]
+
+
+def test_absent_rows_are_neither_sent_nor_counted() -> None:
+    present = torch.tensor([[True, False, True], [False, False, False]])
+    rows = Rows(torch.ones(2, 3, 4), present)
+    assert count_bytes({"prototypes": rows}, 2) == [2 * 4 * 4, 0]
+    arrived = deliver({"deep": {"prototypes": rows}})["deep"]["prototypes"]
+    assert torch.equal(arrived.values, present[:, :, None] * torch.ones(2, 3, 4))
+
+
+def test_rows_arrive_as_zeros_where_absent(net: nn.Module) -> None:
+    """A server cannot read from simulation memory what a real client would not have sent."""
+
+    @dataclass(frozen=True)
+    class Sums(ft.Method):
+        def init_server(self, setup: ft.Setup) -> Tree:
+            return {"params": setup.params, "seen": torch.zeros(4, 3, 4, dtype=torch.float64)}
+
+        def send(self, server: Tree, clients: list[int], round: int) -> Tree:  # type: ignore[override]
+            return ft.trees.repeat({"params": server["params"]}, len(clients))
+
+        def train(self, local: ft.LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+            classes = torch.arange(3)
+            mine = local.total(lambda b: {"n": ((b.y[:, None] == classes) * b.weight[:, None]).sum(0)})["n"]
+            return state, {"sums": Rows(torch.full((3, 4), 9.0, dtype=torch.float64), mine > 0)}
+
+        def receive(self, server: Tree, exchange: ft.Exchange) -> Tree:
+            return server | {"seen": exchange.received["sums"].values}
+
+    fed = tiny_federation()
+    run = ft.simulate(Sums(), net, fed, rounds=1, dtype=torch.float64)
+    owned = torch.tensor([fed.class_counts(client) for client in range(4)]) > 0
+    assert torch.equal(run.server["seen"], owned[:, :, None] * torch.full((4, 3, 4), 9.0, dtype=torch.float64))
+    assert run.records[0]["bytes_up"] == int(owned.sum()) * 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("method", "down", "up"),
+    [
+        (ft.methods.Local(), 0, 0),
+        (ft.methods.FedAvg(), 62_006, 62_006),
+        (ft.methods.FedProx(), 62_006, 62_006),
+        (ft.methods.Scaffold(), 2 * 62_006, 2 * 62_006),
+        (ft.methods.FedPer(), 62_006 - 850, 62_006 - 850),
+        (ft.methods.Ditto(), 62_006, 62_006),
+    ],
+)
+def test_bytes_of_lenet5_on_cifar10_pictures(method: ft.Method, down: int, up: int) -> None:
+    """The table of communication costs, for a model of 62,006 parameters: FedAvg 484.4 KiB both ways."""
+    x, y = np.zeros((2, 3, 32, 32), np.uint8), np.array([0, 9])
+    fed = ft.Federation.from_arrays([(x, y, x, y)] * 2)
+    record = ft.simulate(method, ft.network("lenet5", fed), fed, rounds=1).records[0]
+    assert record["per_client"]["bytes_down"] == {0: 4 * down, 1: 4 * down}
+    assert record["per_client"]["bytes_up"] == {0: 4 * up, 1: 4 * up}
+    assert record["bytes_up"] == 2 * 4 * up
