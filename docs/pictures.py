@@ -14,7 +14,7 @@ COMMAND = (
     "--rounds 20 --batch-size 16 --seeds 0,1,2"
 )
 # a plain frame that names no font to download
-FRAME = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {terminal_width} {terminal_height}" role="img"
+FRAME = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"
  aria-label="what the command prints">
 <style>.{unique_id}-matrix {{ font-family: monospace; font-size: {char_height}px; line-height: {line_height}px; }}
 {styles}</style>

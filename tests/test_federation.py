@@ -300,19 +300,19 @@ def test_a_dataset_may_give_any_kind_of_sample(kind: str) -> None:
 @pytest.mark.parametrize(
     ("samples", "words"),
     [
-        ([(torch.zeros(2), 0)] * 3 + [(torch.zeros(3), 0)], "Client bob's inputs are float32 (3,)"),
-        ([(torch.zeros(2), 0)] * 3 + [(torch.zeros(2), 0.5)], "Client bob's targets"),
-        ([(torch.zeros(2), 0)] * 3 + [({"a": torch.zeros(2)}, 0)], "Client bob's inputs have other parts"),
+        ([(torch.zeros(2), 0)] * 3 + [(torch.zeros(3), 0)], "Client ann's inputs are float32 (3,)"),
+        ([(torch.zeros(2), 0)] * 3 + [(torch.zeros(2), 0.5)], "Client ann's targets"),
+        ([(torch.zeros(2), 0)] * 3 + [({"a": torch.zeros(2)}, 0)], "Client ann's inputs have other parts"),
         ([(torch.zeros(2), 0, "meta")] * 4, "pairs (x, y)"),
         ([{"x": 1, "y": 2}] * 4, "pairs (x, y)"),
         ([torch.zeros(2, 2)] * 4, "pairs (x, y)"),
-        ([(torch.zeros(2), "cat")] * 4, "Client ann's targets"),
-        ([(torch.full((2,), torch.nan), 0)] * 4, "Client ann has NaN"),
-        ([(torch.zeros(2), -1)] * 4, "Client ann has the label -1"),
+        ([(torch.zeros(2), "cat")] * 4, "Client bob's targets cannot be read"),
+        ([(torch.zeros(2), 0)] * 3 + [(torch.full((2,), torch.nan), 0)], "Client ann has NaN"),
+        ([(torch.zeros(2), 0)] * 3 + [(torch.zeros(2), -1)], "Client ann has the label -1"),
     ],
 )
 def test_a_sample_that_does_not_fit_is_named_with_its_owner(samples: list[Any], words: str) -> None:
-    assert words in refusal(lambda: ft.Federation.from_dataset(Listed(samples), ["ann", "ann", "bob", "bob"]))
+    assert words in refusal(lambda: ft.Federation.from_dataset(Listed(samples), ["bob", "ann", "bob", "ann"]))
 
 
 def test_a_dataset_that_cannot_be_divided_is_refused() -> None:
@@ -400,6 +400,12 @@ def test_the_settings_are_kept_for_the_record() -> None:
     again = ft.load(**fed.settings)
     assert fed.settings["exponent"] == 0.5 and fed.settings["seed"] == 3
     assert all(torch.equal(a, b) for a, b in zip(fed.train + fed.test, again.train + again.test, strict=True))
+
+
+def test_another_seed_gives_the_samples_to_other_clients() -> None:
+    feds = [ft.load("digits", clients=5, partition="iid", seed=seed) for seed in (0, 0, 1)]
+    first = [set(torch.cat([fed.train[0], fed.test[0]]).tolist()) for fed in feds]
+    assert first[0] == first[1] != first[2]
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,13 @@ def test_the_seed_decides_what_is_held_out(tmp_path: Path) -> None:
     assert held[0] == held[1] != held[2]
 
 
+def test_the_seed_decides_which_pictures_are_held_out(tmp_path: Path) -> None:
+    save_client(tmp_path / "a", {"cat": 40})
+    feds = [ft.Federation.from_folder(tmp_path, seed=seed) for seed in (0, 0, 1)]
+    held = [inputs(fed)[fed.test[0]].tolist() for fed in feds]
+    assert held[0] == held[1] != held[2]
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float16, np.float64, ">f4"])
 def test_arrays_keep_their_dtype(tmp_path: Path, dtype: Any) -> None:
     x = np.arange(12).reshape(4, 3).astype(dtype)
@@ -335,6 +342,17 @@ def test_a_picture_that_cannot_be_read_is_named(tmp_path: Path, suffix: str, lef
     save_picture(broken, RNG.integers(0, 256, (40, 40, 3), np.uint8))
     content = broken.read_bytes()
     broken.write_bytes(content[: int(len(content) * left)])
+    assert broken.name in refused(tmp_path)
+
+
+@pytest.mark.parametrize(("suffix", "at", "bits"), [(".png", 11, 4), (".png", 36, 41), (".bmp", 21, 73)])
+def test_whatever_pillow_raises_is_a_refusal(tmp_path: Path, suffix: str, at: int, bits: int) -> None:
+    """A header cut short, an unknown part, a picture of 14 gigapixels: each another kind of error."""
+    broken = tmp_path / "a" / "cat" / f"broken{suffix}"
+    save_picture(broken, RNG.integers(0, 256, (12, 10, 3), np.uint8))
+    content = bytearray(broken.read_bytes())
+    content[at] ^= bits
+    broken.write_bytes(content)
     assert broken.name in refused(tmp_path)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -111,19 +111,30 @@ def test_a_request_gives_a_lawful_split_or_is_impossible(request: Request, sizes
     assert same_split(owned, request.split(labels.copy())), "the same request, the same split"
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.integers(2, 7), st.integers(1, 3), st.integers(2, 9), st.data(), st.integers(0, 1000))
-def test_the_last_sample_can_be_handed_out(
-    classes: int, times: int, least: int, data: st.DataObject, seed: int
-) -> None:
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 12), st.integers(1, 4), st.integers(2, 9), st.integers(1, 12), st.integers(0, 1000))
+@example(20, 5, 7, 2, 0)
+@example(10, 5, 10, 2, 0)
+def test_the_last_sample_can_be_handed_out(classes: int, times: int, least: int, each: int, seed: int) -> None:
     """Where the samples are just enough and every class has equally many owners, everyone can have `least`; to get
     there samples must pass through clients that have none to spare."""
-    clients, each = classes * times, data.draw(st.integers(1, classes))
+    each, clients = min(each, classes), classes * times
     labels = shuffled_labels([times * least] * classes)
     for partition in ("pathological", "power_law"):
         owned = divide(labels, clients, partition, classes_per_client=each, min_size=least, seed=seed)
         assert sizes_of(owned).tolist() == [least] * clients
         assert (table_of(labels, owned) > 0).sum(1).max() <= each
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 8)), min_size=2, max_size=8), st.integers(0, 1000))
+@example([(1, 8), (1, 8), (1, 8), (4, 0), (4, 0), (2, 8), (2, 8)], 0)
+def test_the_only_way_to_deal_single_classes_is_found(owners: list[tuple[int, int]], seed: int) -> None:
+    """A class of 9 k to 9 k + 8 samples feeds k clients; if there are just so many, no class may go to one more."""
+    labels = shuffled_labels([9 * fed + rest for fed, rest in owners])
+    clients = sum(fed for fed, _ in owners)
+    table = table_of(labels, divide(labels, clients, "pathological", classes_per_client=1, min_size=9, seed=seed))
+    assert (table > 0).sum(0).tolist() == [fed for fed, _ in owners]
 
 
 @pytest.mark.parametrize("partition", sorted(PARTITIONS))
@@ -266,13 +277,14 @@ def test_a_rare_class_goes_to_few_clients() -> None:
     assert (table[:, 0] > 0).sum() <= 2 and table.sum(1).min() >= 10
 
 
-def test_min_size_is_paid_by_the_largest() -> None:
+@pytest.mark.parametrize(("exponent", "least"), [(1.0, 40), (1.0, 80), (2.0, 15), (2.0, 80)])
+def test_min_size_is_paid_by_the_largest(exponent: float, least: int) -> None:
     labels = shuffled_labels([500] * 4)
-    before = np.sort(sizes_of(divide(labels, 20, "power_law", exponent=2.0, min_size=2)))
-    after = np.sort(sizes_of(divide(labels, 20, "power_law", exponent=2.0, min_size=15)))
-    assert before[0] < 15 <= after[0] and after[-1] < before[-1]
-    middle = slice(np.count_nonzero(before < 15), -1)
-    np.testing.assert_array_equal(after[middle], before[middle])
+    before, after = (sizes_of(divide(labels, 20, "power_law", exponent=exponent, min_size=size)) for size in (2, least))
+    paid = after < before
+    assert paid.any() and (after[before < least] == least).all()
+    np.testing.assert_array_equal(after[~paid & (before >= least)], before[~paid & (before >= least)])
+    assert after[paid].min() >= after.max() - least, "who gave was the largest then, and gave at most `least` at once"
 
 
 @pytest.mark.parametrize(

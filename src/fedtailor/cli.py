@@ -48,7 +48,7 @@ def run(ctx: typer.Context) -> None:
     with _progress() as progress:
         finished = _run(experiment, fed, folder, _label(experiment) + f"-{experiment.data.name}", progress)
     out.print(run_table(finished))
-    out.print(f"The run lies in {finished.folder}", soft_wrap=True)
+    out.print(f"The run lies in {finished.folder}", soft_wrap=True, highlight=False)
 
 
 @app.command(context_settings=_FREE, epilog=_flag_help())
@@ -68,7 +68,7 @@ def compare(ctx: typer.Context) -> None:
     with _progress() as progress:
         runs = [_run(e, feds[e.seed], folder, _label(e), progress) for e in experiments]
     _show_runs(runs)
-    out.print(f"The runs lie in {folder}", soft_wrap=True)
+    out.print(f"The runs lie in {folder}", soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -163,7 +163,7 @@ def _for_method(name: str, names: list[str], flags: Flags) -> dict[str, Any]:
 
 def _show_runs(runs: list[Run]) -> None:
     out.print(comparison(runs))
-    out.print(verdict(runs))
+    out.print(verdict(runs), highlight=False)
 
 
 def _progress() -> Progress:

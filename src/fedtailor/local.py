@@ -206,7 +206,8 @@ class LocalView:
 
     def _batch(self, order: Tensor, position: int | Tensor, pass_number: int | Tensor) -> Batch:
         rows = self._common.batch_size
-        batch_key.set(hashing.key(self._common.seed, self.round, pass_number, self.index, position))
+        if self.model.has_dropout:
+            batch_key.set(hashing.key(self._common.seed, self.round, pass_number, self.index, position))
         if self._padded:
             slots = position * rows + torch.arange(rows, device=order.device)
             chosen = order[slots % self._count]

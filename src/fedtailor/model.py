@@ -167,6 +167,10 @@ class Model:
             if tensor is not None and known.get(id(tensor)) in self.names
         ]
 
+    @property
+    def has_dropout(self) -> bool:
+        return bool(self._dropouts)
+
     @cached_property
     def _dropouts(self) -> list["Dropout"]:
         return [m for m in (*self.module.modules(), *self.body.modules()) if isinstance(m, Dropout)]

@@ -5,12 +5,13 @@ send → train → receive → evaluate
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtailor.data.partition import hold_out
 from fedtailor.engines import Engine, make_engine
@@ -27,6 +28,18 @@ from fedtailor.trees import Params, Tree, flatten, map_leaves, take
 from fedtailor.wire import LeakGuard, count_bytes, deliver
 
 _COHORT = 64  # clients evaluated at once
+_SMALL_STEP = 2.5e7  # products: about a millisecond of one thread
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """So many threads inside; afterwards the process has its own number again."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(eq=False)  # the one thing that changes: server, states and trained are replaced round by round
@@ -45,6 +58,7 @@ class Rounds:
     validation: list[Tensor]
     test: list[Tensor]
     sizes: Tensor
+    threads: int  # of torch while a client computes
     start: Tree  # the server before round 1
     server: Tree
     states: ClientStore
@@ -98,6 +112,7 @@ class Rounds:
             validation=held,
             test=[own.to(device) for own in fed.test],
             sizes=sizes.to(device),
+            threads=_useful_threads(serving, params, common),
             start=server,
             server=server,
             states=ClientStore(method.init_client(setup), fed.num_clients),
@@ -108,7 +123,7 @@ class Rounds:
         return {
             "engine": self.engine.name,
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
-            "threads": torch.get_num_threads(),
+            "threads": self.threads,
             "torch": torch.__version__,
             "parameters": sum(p.numel() for p in self.model.module.parameters() if p.requires_grad),
             "score": self.model.score,
@@ -126,7 +141,7 @@ class Rounds:
             sent = deliver(self.method.send(self.server, cohort, number))
             result = self.engine.apply(self._train, number, cohort, self.states.get(cohort, self.device), sent)
             received = deliver(result["upload"])
-            self._check_uploads(cohort, received)
+            self.guard.check(type(self.method).__name__, cohort, self.train, received)
             self.states.put(cohort, result["state"])
             self._keep_trained(cohort, result["trained"])
             sizes = self.sizes[cohort]
@@ -187,7 +202,9 @@ class Rounds:
 
     def personal_state_dict(self, client: int, moment: str) -> Params:
         """One client's own model as an ordinary state_dict."""
-        model = self.as_trained([client]) if moment == "trained" else self.received([client], self.common.rounds + 1)
+        with torch_threads(self.threads):
+            trained = moment == "trained"
+            model = self.as_trained([client]) if trained else self.received([client], self.common.rounds + 1)
         flat = {name: leaf.cpu() for name, leaf in flatten(take(model, 0)).items()}
         if not self.params.keys() <= flat.keys():
             return flat  # a model of another kind: its tensors by name
@@ -205,10 +222,6 @@ class Rounds:
         if self.trained is None:
             self.trained = ClientStore(take(trained, 0), self.common.num_clients)
         self.trained.put(clients, trained)
-
-    def _check_uploads(self, clients: Sequence[int], uploads: Tree) -> None:
-        for position, client in enumerate(clients):
-            self.guard.check(type(self.method).__name__, client, self.train[client], take(uploads, position))
 
     def _chosen(self, clients: Sequence[int], who: str | int) -> list[int]:
         if who == "participants":
@@ -239,6 +252,25 @@ class Rounds:
         states = self.states.get(clients, self.device)
         measured = self.engine.apply(self.method.measure, number, clients, states, sent)
         return {name: dict(zip(clients, values.tolist(), strict=True)) for name, values in measured.items()}
+
+
+def _useful_threads(model: Model, params: Params, common: Common) -> int:
+    """One thread where a step is small: there, sharing it costs more than it gains, and a hundred times more on a busy
+    machine. A function of the model and the batch alone, so that the same run gives the same bits."""
+    products = 0
+
+    def count(layer: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal products
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, Tensor) and isinstance(output, Tensor):  # linear, convolution: a row of weights an output
+            products += output.numel() * weight[0].numel()
+
+    hooks = [layer.register_forward_hook(count) for layer in model.module.modules()]
+    model.logits(params, common.prepare(pick(common.x, slice(0, 1))))
+    for hook in hooks:
+        hook.remove()
+    step = 3 * common.batch_size * max(products, sum(p.numel() for p in params.values()))  # forward, and twice back
+    return torch.get_num_threads() if step > _SMALL_STEP else 1
 
 
 def _hold_out(fed: Federation, share: float, seed: int, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:

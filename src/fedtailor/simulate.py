@@ -12,7 +12,7 @@ from fedtailor.errors import Refused
 from fedtailor.federation import Federation
 from fedtailor.method import Method
 from fedtailor.model import Model, as_model
-from fedtailor.rounds import Rounds
+from fedtailor.rounds import Rounds, torch_threads
 from fedtailor.run import Record, Run
 from fedtailor.schedule import Participation, make_schedule
 from fedtailor.settings import Settings
@@ -90,9 +90,10 @@ def carry_out(
     )
     writer = None if folder is None else _writer(folder, run)
     for number, clients in enumerate(plan, start=1):
-        line, last = loop.round(number, clients), number == len(plan)
-        if last or number % settings.evaluate_every == 0:
-            line = loop.evaluate(line, settings.evaluate, last)
+        with torch_threads(loop.threads):
+            line, last = loop.round(number, clients), number == len(plan)
+            if last or number % settings.evaluate_every == 0:
+                line = loop.evaluate(line, settings.evaluate, last)
         run.records.append(line)
         for reader in (writer.add if writer else None, record):
             if reader is not None:

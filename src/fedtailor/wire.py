@@ -1,6 +1,6 @@
 """The wire between clients and server: what arrives, how many bytes it took, and that no training data is in it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -61,37 +61,51 @@ class LeakGuard:
         self._prepare = prepare
         self._marks: dict[tuple[int, str], Tensor] = {}  # projections of every client's examples, sorted
 
-    def check(self, method: str, client: int, samples: Tensor, upload: Tree) -> None:
-        """Refuse the upload of a client whose training samples these are."""
-        for path, leaf in leaves(upload):
-            values = leaf.values if isinstance(leaf, Rows) else leaf
+    def check(self, method: str, clients: Sequence[int], samples: Sequence[Tensor], uploads: Tree) -> None:
+        """Refuse the stacked uploads of these clients if one holds its training samples; `samples` are everyone's."""
+        for path, leaf in leaves(uploads):
+            values = leaf.values if isinstance(leaf, Rows) else leaf  # [clients, ...]
             for name, part in self._parts.items():
-                length = part[0].numel()
-                if values.numel() % length == 0 and self._holds(values, client, name, samples):
-                    raise Refused(
-                        f"{method} would send client {client}'s training inputs: '{path}' holds their exact values."
-                    )
+                if values[0].numel() % part[0].numel() == 0:
+                    for client in self._leaking(values, clients, name, samples):
+                        what = f"'{path}' holds their exact values"
+                        raise Refused(f"{method} would send client {client}'s training inputs: {what}.")
 
-    def _holds(self, values: Tensor, client: int, name: str, samples: Tensor) -> bool:
+    def _leaking(self, values: Tensor, clients: Sequence[int], name: str, samples: Sequence[Tensor]) -> Iterator[int]:
+        """The clients whose rows of `values` are among their own examples."""
         kept = self._parts[name]
         rows = values.reshape(-1, *kept.shape[1:])
         if not values.is_floating_point() and values.dtype == kept.dtype:
             rows = self._seen(name, rows)
         rows = rows.flatten(1)
-        if (client, name) not in self._marks:
-            self._marks[client, name] = _project(self._seen(name, kept[samples]).flatten(1)).sort().values
-        known, marks = self._marks[client, name], _project(rows)
+        # marks lie in (-1, 1): every client has a shelf of its own, so that one sorted search serves all
+        shelves = [4.0 * position for position in range(len(clients))]
+        known = torch.cat([self._marks_of(c, name, samples[c]) + s for c, s in zip(clients, shelves, strict=True)])
+        each = len(rows) // len(clients)
+        marks = _project(rows) + known.new_tensor(shelves).repeat_interleave(each)
         nearest = known[torch.searchsorted(known, marks - 1e-9).clamp(max=len(known) - 1)]
-        suspects = rows[(nearest - marks).abs() < 2e-9]
-        if not len(suspects):
-            return False
-        examples = self._seen(name, kept[samples]).flatten(1)
-        same = [row for row in suspects if (row != row[0]).any() | (len(row) == 1) and (examples == row).all(1).any()]
-        return len(same) * rows.shape[1] >= _FEWEST_VALUES
+        suspects = ((nearest - marks).abs() < 2e-9).nonzero()[:, 0]
+        for position in sorted(set((suspects // max(each, 1)).tolist())):
+            examples = self._seen(name, kept[samples[clients[position]]]).flatten(1)
+            own = rows[suspects[suspects // each == position]]
+            same = [row for row in own if _tells(row) and bool((examples == row).all(1).any())]
+            if len(same) * rows.shape[1] >= _FEWEST_VALUES:
+                yield clients[position]
+
+    def _marks_of(self, client: int, name: str, samples: Tensor) -> Tensor:
+        if (client, name) not in self._marks:
+            examples = self._seen(name, self._parts[name][samples]).flatten(1)
+            self._marks[client, name] = _project(examples).sort().values
+        return self._marks[client, name]
 
     def _seen(self, name: str, part: Tensor) -> Tensor:
         """Examples as a method sees them."""
         return self._prepare({name: part})[name] if name else self._prepare(part)  # type: ignore[no-any-return]
+
+
+def _tells(row: Tensor) -> bool:
+    """A constant row is nobody's picture; a single number always is constant."""
+    return len(row) == 1 or bool((row != row[0]).any())
 
 
 def _project(rows: Tensor) -> Tensor:

@@ -179,12 +179,17 @@ def _deal_classes(
         raise Refused(f"classes_per_client must be from 1 to {classes}, the number of classes, not {each}.")
     if clients * each < classes:
         raise Refused(f"{clients} clients of {each} classes leave some of the {classes} classes without an owner.")
+    least = settings["min_size"]
+    if each == 1 and (totals.min() < least or (totals // least).sum() < clients):
+        raise Refused(
+            f"Of one class each, {clients} clients cannot have {least} samples; ask for classes_per_client 2."
+        )
     if each == classes:
         return np.ones((classes, clients), dtype=bool)
     owns, owners = np.zeros((classes, clients), dtype=bool), np.zeros(classes)
     for client in range(clients):
         rank = (owners + random.random(classes)) / totals  # at most `clients`
-        rank[owners >= totals // settings["min_size"]] += clients
+        rank[owners >= totals // least] += clients
         rank[owners == 0] = random.random(np.count_nonzero(owners == 0)) - 1
         dealt = np.argsort(rank)[:each]
         owns[dealt, client] = True
@@ -200,27 +205,37 @@ def _rows_to_one(shares: Shares) -> Shares:
 def _feed_the_poor(counts: Indices, allowed: NDArray[np.bool_], min_size: int) -> bool:
     """Move samples from the largest client to whoever has too few, of classes he may have; False if that cannot be."""
     sizes = counts.sum(0)
-    rich = [(-size, client) for client, size in enumerate(sizes.tolist()) if size > min_size]
-    heapq.heapify(rich)  # the largest on top
+    everything = bool(allowed.all())
+    rows = sizes[None] if everything else counts  # one heap a class, or one for all: then any class will do
+    rich = [[(-int(sizes[c]), int(c)) for c in np.flatnonzero((row > 0) & (sizes > min_size))] for row in rows]
+    for heap in rich:
+        heapq.heapify(heap)
     for client in np.flatnonzero(sizes < min_size).tolist():
-        useless = []
-        while rich and sizes[client] < min_size:
-            giver = heapq.heappop(rich)[1]
-            offer = counts[:, giver] * allowed[:, client]
-            if not offer.any():
-                useless.append(giver)
-                continue
-            _hand_over(counts, sizes, client, [(int(offer.argmax()), giver)], min_size)
-            if sizes[giver] > min_size:
-                heapq.heappush(rich, (-int(sizes[giver]), giver))
-        for giver in useless:  # to this client, not to the next
-            heapq.heappush(rich, (-int(sizes[giver]), giver))
+        kinds = [0] if everything else np.flatnonzero(allowed[:, client]).tolist()
         while sizes[client] < min_size:
-            gifts = _find_chain(counts, allowed, sizes, client, min_size)
+            _, giver = min(_largest(rich[kind], rows[kind], sizes, min_size) for kind in kinds)
+            if giver >= 0:
+                gifts = [(int((counts[:, giver] * allowed[:, client]).argmax()), giver)]
+            else:
+                gifts = _find_chain(counts, allowed, sizes, client, min_size)
             if not gifts:
                 return False
             _hand_over(counts, sizes, client, gifts, min_size)
     return True
+
+
+def _largest(heap: list[tuple[int, int]], row: Indices, sizes: Indices, min_size: int) -> tuple[int, int]:
+    """(-size, client) of the largest client that has samples of a class to give, (0, -1) if none has. What the heap
+    says of a client may be out of date, but it only ever says too much: givers never grow."""
+    while heap:
+        size, giver = heap[0]
+        if not row[giver] or sizes[giver] <= min_size:
+            heapq.heappop(heap)
+        elif -size != sizes[giver]:
+            heapq.heapreplace(heap, (-int(sizes[giver]), giver))
+        else:
+            return heap[0]
+    return 0, -1
 
 
 def _hand_over(counts: Indices, sizes: Indices, client: int, gifts: Gifts, min_size: int) -> None:
