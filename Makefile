@@ -20,6 +20,7 @@ test-slow: $(VENV)/installed-all
 
 bench: $(VENV)/installed-all
 	$(BIN)/python benchmarks/sequential.py
+	$(BIN)/python benchmarks/memory.py
 
 pictures: $(VENV)/installed
 	$(BIN)/python docs/pictures.py

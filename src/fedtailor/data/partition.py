@@ -15,7 +15,6 @@ from fedtailor.errors import Refused, unknown
 
 Indices = NDArray[np.int64]
 Shares = NDArray[np.float64]  # [classes, clients], rows sum to 1
-Gifts = list[tuple[int, int]]  # (class, giver): the first is for the client in need, each other for the giver before
 _DEALS = 20  # of classes to clients, before the request is refused
 
 
@@ -212,15 +211,15 @@ def _feed_the_poor(counts: Indices, allowed: NDArray[np.bool_], min_size: int) -
         heapq.heapify(heap)
     for client in np.flatnonzero(sizes < min_size).tolist():
         kinds = [0] if everything else np.flatnonzero(allowed[:, client]).tolist()
-        while sizes[client] < min_size:
+        while (missing := min_size - sizes[client]) > 0:
             _, giver = min(_largest(rich[kind], rows[kind], sizes, min_size) for kind in kinds)
-            if giver >= 0:
-                gifts = [(int((counts[:, giver] * allowed[:, client]).argmax()), giver)]
-            else:
-                gifts = _find_chain(counts, allowed, sizes, client, min_size)
-            if not gifts:
+            if giver < 0:
                 return False
-            _hand_over(counts, sizes, client, gifts, min_size)
+            kind = int((counts[:, giver] * allowed[:, client]).argmax())
+            moved = min(missing, sizes[giver] - min_size, counts[kind, giver])
+            for taker, amount in ((client, moved), (giver, -moved)):
+                counts[kind, taker] += amount
+                sizes[taker] += amount
     return True
 
 
@@ -236,38 +235,6 @@ def _largest(heap: list[tuple[int, int]], row: Indices, sizes: Indices, min_size
         else:
             return heap[0]
     return 0, -1
-
-
-def _hand_over(counts: Indices, sizes: Indices, client: int, gifts: Gifts, min_size: int) -> None:
-    """Pass on as many samples as are missing and can be had; only the client in need and the last giver change size."""
-    last = gifts[-1][1]
-    moved = min(min_size - sizes[client], sizes[last] - min_size, *(counts[gift] for gift in gifts))
-    for taker, (kind, giver) in zip([client, *(giver for _, giver in gifts)], gifts, strict=False):
-        counts[kind, taker] += moved
-        counts[kind, giver] -= moved
-    sizes[client] += moved
-    sizes[last] -= moved
-
-
-def _find_chain(counts: Indices, allowed: NDArray[np.bool_], sizes: Indices, client: int, min_size: int) -> Gifts:
-    """The shortest chain of gifts to a client from one that has samples to spare. If there is none, those who could
-    take part own all samples of all their classes, and these are too few."""
-    taker_of, kind_of = np.full((2, len(sizes)), -1)
-    taker_of[client] = client
-    queue, fresh = [client], np.ones(len(counts), dtype=bool)
-    for taker in queue:
-        for kind in np.flatnonzero(allowed[:, taker] & fresh):
-            fresh[kind] = False
-            found = np.flatnonzero((counts[kind] > 0) & (taker_of < 0))
-            taker_of[found], kind_of[found] = taker, kind
-            queue.extend(found.tolist())
-            if len(found) and sizes[giver := int(found[sizes[found].argmax()])] > min_size:
-                gifts: Gifts = []
-                while giver != client:
-                    gifts.insert(0, (int(kind_of[giver]), giver))
-                    giver = int(taker_of[giver])
-                return gifts
-    return []
 
 
 def _members(group: Indices, groups: int = 0) -> list[Indices]:
