@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedtailor.data.datasets import DATASETS, Data
@@ -48,7 +49,7 @@ def run(ctx: typer.Context) -> None:
     with _progress() as progress:
         finished = _run(experiment, fed, folder, _label(experiment) + f"-{experiment.data.name}", progress)
     out.print(run_table(finished))
-    out.print(f"The run lies in {finished.folder}", soft_wrap=True, highlight=False)
+    _say(f"The run lies in {finished.folder}")
 
 
 @app.command(context_settings=_FREE, epilog=_flag_help())
@@ -57,7 +58,7 @@ def compare(ctx: typer.Context) -> None:
     is always among them. --method.FIELD sets a field of every method that has it, --NAME.FIELD of one."""
     flags = read_flags(ctx.args)
     out_folder = flags.pop("out", "")
-    seeds = flags.pop_list("seeds", int, [0])
+    seeds = list(dict.fromkeys(flags.pop_list("seeds", int, [0])))
     names = list(dict.fromkeys(["local", *flags.words]))
     plans = [_for_method(name, names, flags) | {"seed": seed} for seed in seeds for name in names]
     experiments = [make(plan) for plan in plans]
@@ -68,7 +69,7 @@ def compare(ctx: typer.Context) -> None:
     with _progress() as progress:
         runs = [_run(e, feds[e.seed], folder, _label(e), progress) for e in experiments]
     _show_runs(runs)
-    out.print(f"The runs lie in {folder}", soft_wrap=True, highlight=False)
+    _say(f"The runs lie in {folder}")
 
 
 @app.command()
@@ -83,7 +84,7 @@ def show(folder: Annotated[Path, typer.Argument(help="a run, or a folder of runs
         raise Refused(f"There is no finished run in '{folder}'.")
     _show_runs([open_run(path) for path in finished])
     if len(finished) < len(paths):
-        out.print(f"Not finished, so not shown: {', '.join(p.name for p in paths if p not in finished)}.")
+        _say(f"Not finished, so not shown: {', '.join(p.name for p in paths if p not in finished)}.")
 
 
 @app.command(name="list")
@@ -94,11 +95,9 @@ def list_(what: Annotated[str, typer.Argument(help="methods, data or networks")]
     elif what == "networks":
         out.print(catalogue("network", "about", {n: (k.__doc__ or "", field_notes(k)) for n, k in NETWORKS.items()}))
     elif what == "data":
-        sets: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
-            name: (dataset.about, {}) for name, dataset in DATASETS.items()
-        }
-        sets["folder"] = ("your own clients: one .npz or one folder of pictures each (data.folder)", {})
-        out.print(catalogue("data", "about", sets))
+        about = {name: dataset.about for name, dataset in DATASETS.items()}
+        about["folder"] = "your own clients: one .npz or one folder of pictures each (data.folder)"
+        out.print(catalogue("data", "about", {name: (text, {}) for name, text in about.items()}))
     else:
         raise unknown("list", what, ["methods", "data", "networks"])
 
@@ -113,9 +112,9 @@ def get(name: Annotated[str, typer.Argument(help="fashion-mnist, mnist or cifar1
     from fedtailor.data import fetch
 
     if name == "digits":
-        out.print("digits is inside scikit-learn: there is nothing to fetch.")
+        _say("digits is inside scikit-learn: there is nothing to fetch.")
         return
-    out.print(f"{name} lies in {fetch.get(name)}", soft_wrap=True)
+    _say(f"{name} lies in {fetch.get(name)}")
 
 
 def main() -> None:
@@ -123,7 +122,7 @@ def main() -> None:
     try:
         app()
     except Refused as refusal:
-        err.print(f"[bold red]fedtailor:[/] {refusal}", soft_wrap=True, highlight=False)
+        err.print(f"[bold red]fedtailor:[/] {escape(str(refusal))}", soft_wrap=True, highlight=False)
         sys.exit(2)
 
 
@@ -159,6 +158,11 @@ def _for_method(name: str, names: list[str], flags: Flags) -> dict[str, Any]:
             raise unknown("field of these methods", setting, known)
     shared = {key: value for key, value in common.items() if key in field_notes(METHODS[name])}
     return settings | {"method": {"name": name} | shared | own}
+
+
+def _say(sentence: str) -> None:
+    """A sentence as it is: no markup, no colours, no line breaks inside a path."""
+    out.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_runs(runs: list[Run]) -> None:

@@ -9,6 +9,17 @@ from rich.table import Table
 from fedtailor.run import Run
 
 _CHOICES = {"last": "last", "best_validation": "best on validation", "best_test": "best on test"}
+_T95 = (
+    12.71,
+    4.30,
+    3.18,
+    2.78,
+    2.57,
+    2.45,
+    2.36,
+    2.31,
+    2.26,
+)  # Student's t, 95 % two-sided, by degrees of freedom
 Groups = dict[str, list[Run]]  # method -> its runs, one a seed
 
 
@@ -69,13 +80,13 @@ def verdict(runs: Sequence[Run]) -> str:
 
 
 def _chance(group: Sequence[Run], local: Sequence[Run]) -> str:
-    """Whether two methods differ by more than seeds do: the mean difference against twice its standard error."""
-    gaps = [_over([run], "trained", "weighted")[0] - _over([alone], "trained", "weighted")[0]
-            for run, alone in _pairs(group, local)]  # fmt: skip
+    """Whether two methods differ by more than seeds do: a paired t-test at 95 %."""
+    number = ("trained", "weighted")
+    gaps = [_over([run], *number)[0] - _over([alone], *number)[0] for run, alone in _pairs(group, local)]
     if len(gaps) < 2:
         return "This is one seed: the difference may be chance."
-    sure = abs(mean(gaps)) > 2 * stdev(gaps) / len(gaps) ** 0.5
-    return f"Over {len(gaps)} seeds the difference is {'more than' if sure else 'within'} chance."
+    limit = _T95[min(len(gaps) - 2, len(_T95) - 1)] * stdev(gaps) / len(gaps) ** 0.5
+    return f"Over {len(gaps)} seeds the difference is {'more than' if abs(mean(gaps)) > limit else 'within'} chance."
 
 
 def catalogue(kind: str, about: str, rows: Mapping[str, tuple[str, Mapping[str, tuple[str, str]]]]) -> Table:

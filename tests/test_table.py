@@ -1,0 +1,59 @@
+"""Tables and sentences say what the numbers say, no more."""
+
+from typing import Any
+
+import pytest
+
+import fedtailor as ft
+from fedtailor.table import comparison, run_table, verdict
+
+
+def made(method: str, seed: int, scores: dict[int, float], **info: Any) -> ft.Run:
+    """A run of one round in which these clients, of one test sample each, have these accuracies."""
+    values = {f"accuracy_{moment}": scores for moment in ("received", "trained")}
+    record = {"round": 1, "per_client": values | {"loss_received": scores, "loss_trained": scores}}
+    record |= {"bytes_up": 2_000_000, "bytes_down": 4_000_000, "seconds": 1.5}
+    found = {"score": "accuracy", "higher_is_better": True, "clients": [{"test": 1}] * len(scores)} | info
+    experiment = {"seed": seed, "method": {"name": method}, "data": {"name": "made up"}}
+    return ft.Run(experiment, found, [record], {}, lambda client: {}, lambda client, moment: {})
+
+
+def test_a_sure_winner_is_called_one() -> None:
+    """Ahead by 0.20, 0.21 and 0.22 over three seeds: more than chance."""
+    runs = [made("local", seed, {0: 0.5, 1: 0.5}) for seed in range(3)]
+    runs += [made("fedper", seed, {0: 0.5, 1: 0.9 + seed / 50}) for seed in range(3)]
+    said = verdict(runs)
+    assert said.startswith("Training alone gets 50.0 ± 0.0 % here; fedper is best with 71.0 ± 1.0 %")
+    assert "50 % of the clients do better with it than alone, 0 % worse" in said
+    assert said.endswith("Over 3 seeds the difference is more than chance.")
+
+
+def test_a_lead_that_comes_and_goes_is_chance() -> None:
+    runs = [made("local", seed, {0: 0.5}) for seed in range(3)]
+    runs += [made("fedper", seed, {0: score}) for seed, score in enumerate((0.4, 0.9, 0.6))]
+    assert verdict(runs).endswith("Over 3 seeds the difference is within chance.")
+    assert verdict([runs[0], runs[4]]).endswith("one seed: the difference may be chance.")
+
+
+def test_training_alone_may_win() -> None:
+    runs = [
+        made("local", 0, {0: 0.9, 1: 0.8}),
+        made("fedavg", 0, {0: 0.3, 1: 0.85}),
+        made("ditto", 0, {0: 0.8, 1: 0.8}),
+    ]
+    said = verdict(runs)
+    assert said.startswith("Training alone is best here with 85.0 %; of the federated methods ditto comes nearest")
+    assert "0 % of the clients do better with it than alone, 50 % worse" in said
+
+
+@pytest.mark.parametrize(("better", "order"), [(True, ["fedper", "local"]), (False, ["local", "fedper"])])
+def test_the_ranking_knows_which_way_is_up(better: bool, order: list[str]) -> None:
+    info = {"higher_is_better": better, "score": "accuracy"}
+    table = comparison([made("local", 0, {0: 0.5}, **info), made("fedper", 0, {0: 0.7}, **info)])
+    assert list(table.columns[0].cells) == order
+
+
+def test_costs_are_those_of_a_run() -> None:
+    table = comparison([made("local", seed, {0: 0.5}) for seed in (0, 1)])
+    assert [next(iter(column.cells)) for column in table.columns][-3:] == ["2.0", "4.0", "1.5"]
+    assert "2.0 MB up and 4.0 MB down" in str(run_table(made("local", 0, {0: 0.5})).caption)
