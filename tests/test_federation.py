@@ -86,14 +86,14 @@ def test_inputs_of_several_parts() -> None:
 def test_targets_may_be_numbers_or_rows() -> None:
     for y in (RNG.normal(size=8), RNG.normal(size=(8, 2)), RNG.integers(0, 5, (8, 6))):
         fed = build([(np.zeros((8, 3)), y, np.zeros((8, 3)), y)])
-        assert fed.classes is None and fed.class_counts(0) is None
+        assert fed.classes is None and fed.class_counts(fed.train[0]) is None
         np.testing.assert_array_equal(own(fed, 0)[1], y)
 
 
 def test_truth_values_are_two_classes() -> None:
     y = np.array([True, False, True])
     fed = build([(np.zeros((3, 2)), y, np.zeros((3, 2)), y)])
-    assert fed.classes == 2 and fed.class_counts(0) == [1, 2]
+    assert fed.classes == 2 and fed.class_counts(fed.train[0]) == [1, 2]
 
 
 def test_any_array_numpy_can_make_is_taken_without_a_warning() -> None:
@@ -116,7 +116,7 @@ def test_tensors_may_belong_to_a_graph() -> None:
 
 def test_classes_may_be_more_than_are_seen() -> None:
     fed = build([client(), client()], classes=7)
-    counts = fed.class_counts(1)
+    counts = fed.class_counts(fed.train[1])
     assert fed.classes == 7 and counts is not None and len(counts) == 7 and sum(counts) == len(fed.train[1])
 
 

@@ -161,7 +161,7 @@ def test_total_counts_every_example_once(net: nn.Module) -> None:
 
     one, mapped = both(net, count)
     fed = tiny_federation()
-    assert one["n"].tolist() == [fed.class_counts(client) for client in range(4)]
+    assert one["n"].tolist() == [fed.class_counts(fed.train[client]) for client in range(4)]
     assert same(one, mapped)
 
 

@@ -13,7 +13,8 @@ def made(method: str, seed: int, scores: dict[int, float], **info: Any) -> ft.Ru
     values = {f"accuracy_{moment}": scores for moment in ("received", "trained")}
     record = {"round": 1, "per_client": values | {"loss_received": scores, "loss_trained": scores}}
     record |= {"bytes_up": 2_000_000, "bytes_down": 4_000_000, "seconds": 1.5}
-    found = {"score": "accuracy", "higher_is_better": True, "clients": [{"test": 1}] * len(scores)} | info
+    clients = [{"name": str(client), "test": 1, "validation": 0} for client in scores]
+    found = {"score": "accuracy", "higher_is_better": True, "clients": clients} | info
     experiment = {"seed": seed, "method": {"name": method}, "data": {"name": "made up"}}
     return ft.Run(experiment, found, [record], {}, lambda client: {}, lambda client, moment: {})
 

@@ -149,7 +149,7 @@ def test_rows_arrive_as_zeros_where_absent(net: nn.Module) -> None:
 
     fed = tiny_federation()
     run = ft.simulate(Sums(), net, fed, rounds=1, dtype=torch.float64)
-    owned = torch.tensor([fed.class_counts(client) for client in range(4)]) > 0
+    owned = torch.tensor([fed.class_counts(fed.train[client]) for client in range(4)]) > 0
     assert torch.equal(run.server["seen"], owned[:, :, None] * torch.full((4, 3, 4), 9.0, dtype=torch.float64))
     assert run.records[0]["bytes_up"] == int(owned.sum()) * 4 * 8
 

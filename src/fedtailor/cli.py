@@ -59,13 +59,17 @@ def compare(ctx: typer.Context) -> None:
     flags = read_flags(ctx.args)
     out_folder = flags.pop("out", "")
     seeds = list(dict.fromkeys(flags.pop_list("seeds", int, [0])))
+    if "seed" in flags.settings:
+        raise Refused("compare takes --seeds, one or several: --seeds 0,1,2.")
     names = list(dict.fromkeys(["local", *flags.words]))
     plans = [_for_method(name, names, flags) | {"seed": seed} for seed in seeds for name in names]
     experiments = [make(plan) for plan in plans]
     folder = Path(out_folder or free_folder(Path("runs"), f"compare-{experiments[0].data.name}"))
     if folder.is_dir() and any(folder.iterdir()):
         raise Refused(f"The folder '{folder}' is not empty; runs never overwrite each other, name a new one.")
-    feds = {e.seed: e.load() for e in experiments}
+    feds = {seed: experiments[position * len(names)].load() for position, seed in enumerate(seeds)}
+    for experiment in experiments[: len(names)]:
+        experiment.check(feds[seeds[0]])  # what does not fit is said before anything is trained
     with _progress() as progress:
         runs = [_run(e, feds[e.seed], folder, _label(e), progress) for e in experiments]
     _show_runs(runs)

@@ -27,6 +27,7 @@ from fedtailor.method import Method
 from fedtailor.methods import METHODS, FedAvg
 from fedtailor.model import Model
 from fedtailor.networks import NETWORKS, Network, network
+from fedtailor.rounds import Rounds
 from fedtailor.run import Record, Run
 from fedtailor.settings import Settings
 from fedtailor.simulate import carry_out
@@ -52,6 +53,10 @@ class Experiment(Settings):
         """Do it."""
         fed = fed or self.load()
         return carry_out(self, self.method, self._model(fed), fed, record, folder)
+
+    def check(self, fed: Federation) -> None:
+        """Refuse what does not fit together, without training."""
+        Rounds.build(self, self.method, self._model(fed), fed, [[0]])
 
     def _model(self, fed: Federation) -> Model:
         if self.network is None:
@@ -134,7 +139,10 @@ def _named(part: str, given: Any, default: str | None) -> dict[str, Any]:
         given = {"name": given}
     if not isinstance(given, Mapping):
         raise Refused(f"{part} must be a name or a table with a name, not {given!r}.")
-    return ({"name": default} if default else {}) | dict(given)
+    named = ({"name": default} if default else {}) | dict(given)
+    if not isinstance(named.get("name", ""), str):
+        raise Refused(f"{part}.name must be a text, not {named['name']!r}.")
+    return named
 
 
 def _suited(fed: Federation) -> str:

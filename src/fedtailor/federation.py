@@ -45,11 +45,9 @@ class Federation:
         """Shape of one input, None where inputs have several parts."""
         return None if isinstance(self.x, dict) else tuple(self.x.shape[1:])
 
-    def class_counts(self, client: int) -> list[int] | None:
-        """How many training samples of each class a client has."""
-        if self.classes is None:
-            return None
-        return torch.bincount(self.y[self.train[client]], minlength=self.classes).tolist()
+    def class_counts(self, positions: Tensor) -> list[int] | None:
+        """How many of these samples are of each class."""
+        return None if self.classes is None else torch.bincount(self.y[positions], minlength=self.classes).tolist()
 
     def owner(self, marked: Tensor) -> str:
         """The name of the first client that has one of the marked samples."""
@@ -81,7 +79,8 @@ class Federation:
         classes: int | None = None,
         **extra: Any,
     ) -> "Federation":
-        """One (x_train, y_train, x_test, y_test) a client, numpy or torch; x may be a dict of arrays.
+        """One (x_train, y_train, x_test, y_test) a client, numpy or torch; x may be a dict of arrays. Whole numbers as
+        targets are classes, floats are not. Bytes are pictures: training sees them as numbers from 0 to 1.
 
         >>> x, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
         >>> Federation.from_arrays([(x, y, x, y)]).num_clients

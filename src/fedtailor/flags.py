@@ -1,13 +1,14 @@
 """Flags of the command as nested settings: --method.lr 0.1 is {"method": {"lr": 0.1}}."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fedtailor.errors import Refused
 
 T = TypeVar("T")
+_TEXT = ("out", "data.folder")  # names of folders, which may have commas and brackets
 
 
 @dataclass(frozen=True)
@@ -20,15 +21,15 @@ class Flags:
     def pop(self, name: str, default: str) -> str:
         return str(self.settings.pop(name, default))
 
-    def pop_list(self, name: str, kind: Callable[[Any], T], default: Sequence[T]) -> list[T]:
+    def pop_list(self, name: str, kind: type[T], default: Sequence[T]) -> list[T]:
         """A flag with several values, such as 0,1,2."""
         given = self.settings.pop(name, None)
         if given is None:
             return list(default)
-        try:
-            return [kind(value) for value in (given if isinstance(given, list) else [given])]
-        except (TypeError, ValueError) as error:
-            raise Refused(f"--{name} takes values such as 0,1,2, not {given!r}.") from error
+        values = given if isinstance(given, list) else [given]
+        if not values or not all(isinstance(value, kind) for value in values):
+            raise Refused(f"--{name} takes values such as 0,1,2, not {given!r}.")
+        return values
 
     def over(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The flags laid over nested settings."""
@@ -37,6 +38,8 @@ class Flags:
             part, dot, key = name.partition(".")
             if dot:
                 before = result.get(part, {})
+                if not isinstance(before, (str, dict)):
+                    raise Refused(f"--{name} has no meaning, for {part} is a value and has no fields.")
                 result[part] = ({"name": before} if isinstance(before, str) else before) | {key: value}
             elif isinstance(result.get(part), dict):
                 result[part] = result[part] | {"name": value}
@@ -64,7 +67,8 @@ def read_flags(words: Sequence[str]) -> Flags:
             if not rest or rest[0].startswith("--"):
                 raise Refused(f"--{name} needs a value.")
             value = rest.pop(0)
-        settings[name.replace("-", "_")] = _value(value)
+        name = name.replace("-", "_")
+        settings[name] = value if name in _TEXT else _value(value)
     return Flags(plain, settings)
 
 

@@ -7,7 +7,8 @@ return, nothing else.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from math import inf
+from math import isfinite
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -59,7 +60,13 @@ class Method:
     personal: ClassVar[bool] = True  # False: every client ends with the same model
 
     def __post_init__(self) -> None:
-        self.require(0 < self.lr < inf, "lr", "above 0")
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(f.default, float):
+                self.require(isinstance(value, Real) and isfinite(value), f.name, "a number")
+            elif isinstance(f.default, int) and not isinstance(f.default, bool):
+                self.require(isinstance(value, Integral), f.name, "a whole number")
+        self.require(self.lr > 0, "lr", "above 0")
         for name, low in [("epochs", 1), ("momentum", 0), ("weight_decay", 0)]:
             self.require(getattr(self, name, low) >= low, name, f"at least {low}")
         self.require(getattr(self, "momentum", 0) < 1, "momentum", "below 1")
@@ -67,7 +74,7 @@ class Method:
     def require(self, holds: bool, name: str, what: str) -> None:
         """Refuse a field's value in words."""
         if not holds:
-            raise Refused(f"{type(self).__name__}: {name} must be {what}, not {getattr(self, name)}.")
+            raise Refused(f"{type(self).__name__}: {name} must be {what}, not {getattr(self, name)!r}.")
 
     @property
     def descent(self) -> dict[str, Any]:
@@ -98,6 +105,9 @@ class Method:
 
     def personalize(self, local: "LocalView", state: Tree, message: Tree) -> Tree:
         """The client's own model at the moment `received`: after a download, before training; may fine-tune."""
+        if "params" not in message:
+            name = type(self).__name__
+            raise Refused(f"{name} sends no 'params', so {name}.personalize must say what the client's model is.")
         params: Tree = message["params"]
         return params
 

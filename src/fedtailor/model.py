@@ -129,15 +129,27 @@ class Model:
         module.load_state_dict(params, strict=False)
         return {name: value.detach().cpu() for name, value in module.state_dict().items()}
 
-    def from_state_dict(self, state: Mapping[str, Tensor], like: Params) -> Params:
-        """Parameters taken from an ordinary state_dict, matched by name and shape."""
-        for name, param in like.items():
+    def starting_from(self, state: Mapping[str, Tensor]) -> "Model":
+        """The same model with the weights and constants of an ordinary state_dict as its start."""
+        if not isinstance(state, Mapping):
+            raise Refused("The initial weights are a state_dict: module.state_dict(), not the module.")
+        own = self.module.state_dict()
+        for name in self.names:
             if name not in state:
                 raise Refused(f"The initial state_dict has no '{name}'; it must hold every parameter of the model.")
-            if state[name].shape != param.shape:
-                shapes = f"{tuple(state[name].shape)} in the initial state_dict and {tuple(param.shape)} in the model"
+            if state[name].shape != own[name].shape:
+                shapes = (
+                    f"{tuple(state[name].shape)} in the initial state_dict and {tuple(own[name].shape)} in the model"
+                )
                 raise Refused(f"'{name}' is {shapes}; they must be the same network.")
-        return {name: state[name].detach().clone() for name in like}
+        module, body = copy.deepcopy((self.module, self.body))
+        for part in (module, body):
+            part.load_state_dict(state, strict=False)
+        return replace(self, module=module, body=body, build=None)
+
+    def trainable(self, params: Params) -> Params:
+        """Without running statistics, which no gradient moves."""
+        return {name: p for name, p in params.items() if name not in self.statistics}
 
     @property
     def score(self) -> str:
@@ -193,7 +205,9 @@ def wrap(
     metrics: Mapping[str, Metric | Callable[[Tensor, Tensor], Tensor]] | None = None,
 ) -> Model:
     """Any module as a Model. `head` names its last layer; `loss` is "classification", "regression" or a function of
-    (outputs, targets) that gives one loss an example; `metrics` are functions that give one number for a client.
+    (outputs, targets) that gives one loss an example; `metrics` are functions of all of a client's (outputs, targets)
+    that give one number, and the first one ranks. More of it is better in classification, less elsewhere, as of an
+    error; to say otherwise, give ft.Metric(function, higher_is_better=...).
 
     >>> wrap(nn.Sequential(nn.Linear(4, 3)), head="0").head
     '0'
@@ -201,7 +215,10 @@ def wrap(
     if isinstance(loss, str) and loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
     function, usual = LOSSES[loss] if isinstance(loss, str) else (loss, {})
-    chosen = usual if metrics is None else {k: m if isinstance(m, Metric) else Metric(m) for k, m in metrics.items()}
+    rising = loss == "classification"
+    own = {name: m if isinstance(m, Metric) else Metric(m, rising) for name, m in (metrics or {}).items()}
+    if "loss" in own:
+        raise Refused("A metric cannot be named 'loss', for the loss is recorded under that name.")
     skeleton = purify(copy.deepcopy(module))
     layers = {name: layer for name, layer in skeleton.named_modules(remove_duplicate=False) if name}
     if head is not None and head not in layers:
@@ -212,6 +229,7 @@ def wrap(
     if head is not None:
         body.get_submodule(head).register_forward_pre_hook(_stop)
     description = {"name": type(module).__name__}
+    chosen = usual if metrics is None else own
     return Model(skeleton.train(), body.train(), head, function, chosen, description=description)
 
 

@@ -30,6 +30,7 @@ class RunWriter:
 
     def __init__(self, folder: Path, run: Run) -> None:
         self._folder = folder
+        experiment, info = to_toml(run.experiment), json.dumps(run.info, indent=1) + "\n"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             taken = any(folder.iterdir())
@@ -38,8 +39,8 @@ class RunWriter:
         if taken:
             raise Refused(f"The folder '{folder}' is not empty; runs never overwrite each other, name a new one.")
         with (folder / "experiment.toml").open("x") as file:  # "x": of two at once, one fails
-            file.write(to_toml(run.experiment))
-        (folder / "run.json").write_text(json.dumps(run.info, indent=1) + "\n")
+            file.write(experiment)
+        (folder / "run.json").write_text(info)
         (folder / "rounds.jsonl").touch()
 
     def add(self, record: Record) -> None:
@@ -110,13 +111,21 @@ def to_toml(settings: Mapping[str, Any]) -> str:
     name = "fedavg"
     lr = 0.1
     """
-    plain = {name: value for name, value in settings.items() if not isinstance(value, Mapping) and value is not None}
-    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in plain.items()]
-    for table, values in settings.items():
-        if isinstance(values, Mapping):
-            lines += ["", f"[{table}]"]
-            lines += [f"{name} = {json.dumps(v, ensure_ascii=False)}" for name, v in values.items() if v is not None]
-    return "\n".join(lines) + "\n"
+    return "\n".join(_toml_lines(settings, "")) + "\n"
+
+
+def _toml_lines(table: Mapping[str, Any], path: str) -> list[str]:
+    given = {name: value for name, value in table.items() if value is not None}
+    lines = [f"{name} = {_toml_value(value)}" for name, value in given.items() if not isinstance(value, Mapping)]
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            lines += ["", f"[{path}{name}]", *_toml_lines(value, f"{path}{name}.")]
+    return lines
+
+
+def _toml_value(value: Any) -> str:
+    """JSON writes numbers, texts and lists as TOML does; what is neither (a function, say) is named."""
+    return json.dumps(value, ensure_ascii=False, default=lambda odd: odd.item() if hasattr(odd, "item") else str(odd))
 
 
 def _save(tensors: Params, path: Path) -> None:
@@ -143,8 +152,9 @@ def _without_nan(value: Any) -> Any:
 
 
 def _with_numbers(record: Record) -> Record:
-    """JSON turned the clients' numbers into text: turn them back."""
+    """JSON turned the clients' numbers into text and what is no number into null: turn them back."""
     for group in ("per_client", "last_trained"):
         for name, values in record.get(group, {}).items():
-            record[group][name] = {int(client): value for client, value in values.items()}
+            numbers = {int(client): math.nan if value is None else value for client, value in values.items()}
+            record[group][name] = numbers
     return record

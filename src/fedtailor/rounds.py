@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from fedtailor.federation import Federation
 from fedtailor.local import Common, LocalView, pick
 from fedtailor.method import Exchange, Method, Setup
 from fedtailor.model import Model, cross_entropy
-from fedtailor.run import Record, describe_clients
+from fedtailor.pure import batch_key
+from fedtailor.run import Record
 from fedtailor.settings import Settings
 from fedtailor.store import ClientStore
 from fedtailor.trees import Params, Tree, flatten, map_leaves, take
@@ -65,6 +67,7 @@ class Rounds:
     trained: ClientStore | None = None  # every client's model as it last trained
 
     @classmethod
+    @torch.no_grad()
     def build(
         cls,
         settings: Settings,
@@ -76,11 +79,8 @@ class Rounds:
     ) -> "Rounds":
         """Everything as it stands before round 1; what does not fit is refused here."""
         device, dtype, seed = settings.torch_device, settings.torch_dtype, settings.seed
-        params = model.init(seed)
-        if initial is not None:
-            params = model.from_state_dict(initial, params)
-        params = {name: p.to(device, dtype) for name, p in params.items()}
-        model = model.to(device, dtype)
+        model = (model if initial is None else model.starting_from(initial)).to(device, dtype)
+        params = {name: p.to(device, dtype) for name, p in model.init(seed).items()}
         train, held = _hold_out(fed, settings.validation, seed, device)
         sizes = torch.tensor([len(own) for own in train])
         common = Common(
@@ -88,7 +88,8 @@ class Rounds:
             x=map_leaves(lambda part: part.to(device), {"x": fed.x})["x"],
             y=fed.y.to(device, dtype) if fed.y.is_floating_point() else fed.y.to(device),
             prepare=fed.preparation(dtype, device),
-            batch_size=min(settings.batch_size, int(sizes.max())),
+            # statistics of a single example do not exist; where a model has them, padding makes it two
+            batch_size=max(min(settings.batch_size, int(sizes.max())), 2 if model.statistics else 1),
             rounds=len(plan),
             num_clients=fed.num_clients,
             total_size=int(sizes.sum()),
@@ -128,8 +129,14 @@ class Rounds:
             "parameters": sum(p.numel() for p in self.model.module.parameters() if p.requires_grad),
             "score": self.model.score,
             "higher_is_better": self.model.higher_is_better,
-            "clients": describe_clients(fed, self.sizes.tolist()),
+            "clients": [self._describe(client, fed) for client in range(fed.num_clients)],
         }
+
+    def _describe(self, client: int, fed: Federation) -> dict[str, Any]:
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        sizes = {part: len(positions[client]) for part, positions in parts.items()}
+        counts = fed.class_counts(self.train[client].cpu())
+        return {"name": fed.names[client], **sizes, "classes": counts}
 
     @torch.no_grad()
     def round(self, number: int, clients: Sequence[int]) -> Record:
@@ -157,8 +164,13 @@ class Rounds:
             "bytes_up": sum(up.values()),
             "bytes_down": sum(down.values()),
             "seconds": time.perf_counter() - started,
-            "loss": None,
-            **{f"{name}_{moment}": None for name in self.model.metrics for moment in ("received", "trained")},
+            **dict.fromkeys(["loss", "loss_mean"]),
+            **{
+                f"{name}_{moment}{kind}": None
+                for name in ("loss", *self.model.metrics)
+                for moment in ("received", "trained")
+                for kind in ("", "_mean")
+            },
             "per_client": {"bytes_up": up, "bytes_down": down},
         }
 
@@ -175,9 +187,12 @@ class Rounds:
             personal = self.as_trained(cohort)
             _extend(values, self._scores(cohort, personal, "trained"))
             _extend(values, {"loss": self.evaluator(cohort, personal, self.train)["loss"]})
-        weights = [len(own) for own in self.test]
         for name, found in values.items():
+            kind = self.train if name == "loss" else self.validation if name.startswith("validation_") else self.test
+            weights = [len(own) for own in kind]
             line |= {name: weighted_mean(found, weights), f"{name}_mean": plain_mean(found)}
+        losses = [values.get(f"loss_{moment}", {}) for moment in ("received", "trained")]
+        line["diverged"] = sorted({c for found in losses for c, loss in found.items() if not isfinite(loss)})
         if last:
             absent = [client for client in chosen if client not in here]
             line["last_trained"] = self._last_trained(values, absent)
@@ -211,7 +226,10 @@ class Rounds:
         return flat | self.model.state_dict({name: flat[name] for name in self.params})
 
     def _train(self, local: LocalView, state: Tree, message: Tree) -> Tree:
-        state, upload = self.method.train(local, state, message)
+        result = self.method.train(local, state, message)
+        if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(part, dict) for part in result)):
+            raise Refused(f"{type(self.method).__name__}.train must return two dicts: (state, upload).")
+        state, upload = result
         return {"state": state, "upload": upload, "trained": self.method.trained(local, state, message, upload)}
 
     def _initial(self, clients: Sequence[int]) -> Tree:
@@ -294,18 +312,35 @@ def _extend(values: dict[str, Values], more: dict[str, Values]) -> None:
 
 def _check_fit(model: Model, params: Params, common: Common, fed: Federation) -> None:
     """Try the model on the first client's first sample, so that what does not fit is said before round 1."""
-    first = common.prepare(pick(common.x, fed.train[0][:1].to(common.y.device)))
-    shape = fed.shape if fed.shape is not None else {name: tuple(part.shape[1:]) for name, part in fed.x.items()}
+    mine = fed.train[0][:1].to(common.y.device)
+    first, targets = common.prepare(pick(common.x, mine)), common.y[mine]
+    classify = model.loss is cross_entropy
     try:
-        with torch.no_grad():
-            outputs = model.logits(params, first)
-            losses = model.loss(outputs, common.y[:1].clamp(max=outputs.shape[1] - 1) if fed.classes else common.y[:1])
+        outputs = model.logits(params, first)
+        losses = model.loss(outputs, targets.clamp(max=outputs.shape[1] - 1) if classify else targets)
+    except Refused:
+        raise
     except Exception as error:  # whatever a user's module raises is the reason to tell
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Refused(f"The model does not take client {fed.names[0]}'s inputs, {shape}: {reason}") from error
+        shape = fed.shape if fed.shape is not None else {name: tuple(part.shape[1:]) for name, part in fed.x.items()}
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise Refused(f"The model does not take client {fed.names[0]}'s inputs, {shape}: {reason}.") from error
     if losses.shape != (1,):
         raise Refused(f"The loss must give one number an example, not the shape {tuple(losses.shape)}.")
-    if model.loss is cross_entropy and fed.classes is not None and fed.classes > outputs.shape[1]:
-        beyond = fed.y >= outputs.shape[1]
-        if bool(beyond.any()):
-            raise Refused(f"Client {fed.owner(beyond)} has labels beyond the model's {outputs.shape[1]} outputs.")
+    beyond = fed.y >= outputs.shape[1] if classify else torch.zeros(1, dtype=torch.bool)
+    if bool(beyond.any()):
+        raise Refused(f"Client {fed.owner(beyond)} has labels beyond the model's {outputs.shape[1]} outputs.")
+    _check_purity(common, params, torch.cat([mine, mine]))
+
+
+def _check_purity(common: Common, params: Params, samples: Tensor) -> None:
+    """A module that draws from torch's generator or changes its buffers cannot be repeated: refuse it."""
+    module = common.model.module
+    batch_key.set(0)
+    with torch.random.fork_rng(devices=[]):
+        drawn, kept = torch.get_rng_state(), {name: b.clone() for name, b in module.named_buffers()}
+        common.model.logits(params, common.prepare(pick(common.x, samples)))
+        if not torch.equal(drawn, torch.get_rng_state()):
+            raise Refused("The model's forward draws random numbers, which cannot be repeated; use nn.Dropout layers.")
+    for name, buffer in module.named_buffers():
+        if not torch.equal(kept[name], buffer):
+            raise Refused(f"The model's forward changes its buffer '{name}', which clients would share; leave it out.")

@@ -1,13 +1,13 @@
 """A run: what happened, round by round, and the models it left."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedtailor.errors import Refused
 from fedtailor.evaluation import Values, plain_mean, weighted_mean, worst_tenth
-from fedtailor.federation import Federation
 from fedtailor.trees import Params, Tree
 
 Record = dict[str, Any]  # one round; "per_client" maps a name to client -> number
@@ -50,8 +50,9 @@ class Run:
         """Moment -> choice of round -> numbers; `alone` is a run of Local on the same clients.
 
         The choices: `last`; `best_validation`, None without validation data; `best_test`, which is what most papers
-        print, and optimistic. The numbers: the score over all test samples and as the plain mean over clients, the
-        mean of the worst 10 % of clients, the shares of clients that do better and worse than alone.
+        print, and optimistic; both are sought among the rounds in which all clients are known. The numbers: the score
+        over all test samples and as the plain mean over clients, the mean of the worst 10 % of clients, the shares of
+        clients that do better and worse than alone.
         """
         choices = ("last", "best_validation", "best_test")
         return {moment: {choice: self._summarise(moment, choice, alone) for choice in choices} for moment in MOMENTS}
@@ -68,29 +69,48 @@ class Run:
         numbers = {
             "round": self.records[picked]["round"],
             "clients": len(values),
-            "weighted": weighted_mean(values, self._test_sizes()),
+            "weighted": weighted_mean(values, self._sizes("test")),
             "mean": plain_mean(values),
             "worst_tenth": worst_tenth(values, better),
         }
-        return numbers if alone is None else numbers | _against(values, alone.scores(moment, choice), better)
+        if alone is None:
+            return numbers
+        if alone._identities() != self._identities():
+            raise Refused("A run can only be compared with training alone on the same clients and test data.")
+        return numbers | _against(values, alone.scores(moment, choice), better)
 
     def _pick_round(self, moment: str, choice: str) -> int | None:
+        """Position of the round. The best is sought among rounds that know all clients, for over other clients a
+        score is another quantity; the last always counts."""
         evaluated = [i for i, record in enumerate(self.records) if f"loss_{moment}" in record["per_client"]]
-        if choice == "last":
+        if moment == "trained":
+            evaluated += [i for i, record in enumerate(self.records) if "last_trained" in record and i not in evaluated]
+        if choice == "last" or not evaluated:
             return evaluated[-1] if evaluated else None
-        name = f"validation_{moment}" if choice == "best_validation" else f"{self.info['score']}_{moment}"
-        sign = 1 if self.info["higher_is_better"] else -1
-        totals = {i: weighted_mean(self._latest(i, name), self._test_sizes()) for i in evaluated}
-        known = {i: sign * total for i, total in totals.items() if total is not None}
-        return max(known, key=lambda i: known[i]) if known else None
+        everyone = {client for i in evaluated for client in self._values_at(i, moment, self.info["score"])}
+        totals: dict[int, float] = {}
+        for i in evaluated:
+            values = self._values_at(i, moment, self.info["score"])
+            if values.keys() == everyone or i == evaluated[-1]:
+                total = self._total(i, moment, values, validated=choice == "best_validation")
+                if total is not None and math.isfinite(total):
+                    totals[i] = total if self.info["higher_is_better"] else -total
+        return max(totals, key=lambda i: totals[i]) if totals else None
+
+    def _total(self, position: int, moment: str, values: Values, validated: bool) -> float | None:
+        if not validated:
+            return weighted_mean(values, self._sizes("test"))
+        held = self._latest(position, f"validation_{moment}")
+        return weighted_mean(held, self._sizes("validation")) if held else None
 
     def _values_at(self, position: int, moment: str, score: str) -> Values:
-        """Where the last round was evaluated for everyone as they last trained, that counts; else the latest known."""
+        """received: of that round alone. trained: of every client as it last trained, as far as that is known."""
         record = self.records[position]
-        if moment == "trained" and "last_trained" in record:
-            values: Values = record["last_trained"][score]
-            return values
-        return self._latest(position, f"{score}_{moment}")
+        if moment == "received":
+            return dict(record["per_client"].get(f"{score}_received", {}))
+        if "last_trained" in record:
+            return dict(record["last_trained"][score])
+        return self._latest(position, f"{score}_trained")
 
     def _latest(self, position: int, name: str) -> Values:
         """For every client the value of its last evaluation up to a round: absent clients are as they last were."""
@@ -99,8 +119,11 @@ class Run:
             latest |= record["per_client"].get(name, {})
         return latest
 
-    def _test_sizes(self) -> list[int]:
-        return [client["test"] for client in self.info["clients"]]
+    def _sizes(self, kind: str) -> list[int]:
+        return [client[kind] for client in self.info["clients"]]
+
+    def _identities(self) -> list[tuple[str, int]]:
+        return [(client["name"], client["test"]) for client in self.info["clients"]]
 
     def _known(self, client: int) -> int:
         if not 0 <= client < self.num_clients:
@@ -115,11 +138,3 @@ def _against(values: Values, alone: Mapping[int, float], higher_is_better: bool)
         "better_than_alone": plain_mean({client: float(gain > 0) for client, gain in gains.items()}),
         "worse_than_alone": plain_mean({client: float(gain < 0) for client, gain in gains.items()}),
     }
-
-
-def describe_clients(fed: Federation, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """What the record tells about every client's data."""
-    return [
-        {"name": name, "train": size, "test": len(test), "classes": fed.class_counts(client)}
-        for client, (name, size, test) in enumerate(zip(fed.names, sizes, fed.test, strict=True))
-    ]

@@ -1,6 +1,7 @@
 """Which clients take part in which round: a pure function of its settings and the seed."""
 
 from collections.abc import Sequence
+from numbers import Real
 
 import numpy as np
 
@@ -26,10 +27,12 @@ def make_schedule(
     rounds = 20 if rounds is None else rounds
     if rounds < 1:
         raise Refused(f"rounds must be at least 1, not {rounds}.")
-    low, high = participation if isinstance(participation, (tuple, list)) else (participation, participation)
-    if not 0 < low <= high <= 1:
+    bounds = list(participation) if isinstance(participation, (tuple, list)) else [participation] * 2
+    if len(bounds) != 2 or not all(isinstance(b, Real) for b in bounds) or not 0 < bounds[0] <= bounds[1] <= 1:
         raise Refused(f"participation must be a share above 0 and at most 1, or a range of two, not {participation}.")
-    return [_draw(num_clients, low, high, np.random.default_rng([seed, 4, number])) for number in range(rounds)]
+    return [
+        _draw(num_clients, bounds[0], bounds[1], np.random.default_rng([seed, 4, number])) for number in range(rounds)
+    ]
 
 
 def _draw(num_clients: int, low: float, high: float, random: np.random.Generator) -> list[int]:
@@ -40,6 +43,8 @@ def _draw(num_clients: int, low: float, high: float, random: np.random.Generator
 def _checked(schedule: Sequence[Sequence[int]], num_clients: int, rounds: int | None) -> list[list[int]]:
     if rounds is not None and rounds != len(schedule):
         raise Refused(f"The schedule has {len(schedule)} rounds but rounds is {rounds}; leave rounds out.")
+    if not schedule:
+        raise Refused("The schedule has no rounds.")
     for number, clients in enumerate(schedule, start=1):
         if not clients:
             raise Refused(f"Round {number} of the schedule has no clients.")

@@ -26,6 +26,10 @@ class Settings:
     evaluate: int | Literal["all", "participants"] = "all"  # all, participants or a number of clients
 
     def __post_init__(self) -> None:
+        for name in ("rounds", "batch_size", "seed", "evaluate_every"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (name == "rounds" and value is None):
+                raise Refused(f"{name} must be a whole number, not {value!r}.")
         refusals = [
             (self.batch_size >= 1, f"batch_size must be at least 1, not {self.batch_size}."),
             (0 <= self.seed < 2**32, f"seed must be a whole number from 0 to 2³² − 1, not {self.seed}."),

@@ -1,7 +1,7 @@
 """Train a method on a federation, on this machine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -71,15 +71,16 @@ def carry_out(
     initial: Mapping[str, Tensor] | None = None,
 ) -> Run:
     """The same with the settings in one piece."""
+    _check_kinds(method, fed)
     plan = make_schedule(fed.num_clients, settings.rounds, settings.participation, settings.seed, settings.schedule)
     loop = Rounds.build(settings, method, model, fed, plan, initial)
     run = Run(
         experiment={
             **{name: getattr(settings, name) for name in Settings.__dataclass_fields__},
             "rounds": len(plan),
-            "method": {"name": type(method).__name__.lower()} | asdict(method),
+            "method": _describe(method),
             "network": dict(model.description),
-            "data": dict(fed.settings),
+            "data": dict(fed.settings) or {"name": "own data"},
         },
         info=loop.info(fed),
         records=[],
@@ -102,6 +103,23 @@ def carry_out(
     if writer is not None:
         writer.finish(run)
     return run
+
+
+def _check_kinds(method: Method, fed: Federation) -> None:
+    if not isinstance(method, Method):
+        raise Refused(f"A method is an instance such as ft.methods.FedAvg(lr=0.1), not {method!r}.")
+    parameters = type(method).__dict__.get("__dataclass_params__")
+    if parameters is None or not parameters.frozen:
+        raise Refused(f"Write @dataclass(frozen=True) above the class {type(method).__name__}.")
+    if not isinstance(fed, Federation):
+        raise Refused("The clients' data are an ft.Federation: ft.load(...), or ft.Federation.from_arrays(...).")
+
+
+def _describe(method: Method) -> dict[str, Any]:
+    """Its name and fields; a method inside a method is described the same way."""
+    values = {f.name: getattr(method, f.name) for f in fields(method)}
+    plain = {name: _describe(value) if isinstance(value, Method) else value for name, value in values.items()}
+    return {"name": type(method).__name__.lower()} | plain
 
 
 def _dtype_name(dtype: torch.dtype) -> Literal["float32", "float64"]:

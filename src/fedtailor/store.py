@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from fedtailor.errors import Refused
 from fedtailor.trees import Tree, flatten, map_leaves, take
 
 
@@ -53,5 +54,9 @@ class ClientStore:
     def _match(self, stacked: Tree) -> None:
         kept, new = flatten(self._rows), flatten(stacked)
         for name in kept.keys() | new.keys():
-            if name not in kept or name not in new or kept[name].shape[1:] != new[name].shape[1:]:
-                raise ValueError(f"a client's state changed its names or shapes at '{name}'")
+            if name not in kept or name not in new or _kind(kept[name]) != _kind(new[name]):
+                raise Refused(f"A client's state or model changed its names or shapes at '{name}'; these must stay.")
+
+
+def _kind(rows: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    return rows.shape[1:], rows.dtype

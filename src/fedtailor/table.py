@@ -1,11 +1,14 @@
 """Tables and sentences for people, made from finished runs."""
 
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite
 from statistics import mean, stdev
+from typing import NoReturn
 
 from rich import box
 from rich.table import Table
 
+from fedtailor.errors import Refused
 from fedtailor.run import Run
 
 _CHOICES = {"last": "last", "best_validation": "best on validation", "best_test": "best on test"}
@@ -33,13 +36,16 @@ def run_table(run: Run) -> Table:
                 shown = [_number(run, numbers[name]) for name in ("weighted", "mean", "worst_tenth")]
                 table.add_row(moment, str(numbers["round"]), _CHOICES[choice], *shown)
     up, down = (run.total(name) / 1e6 for name in ("bytes_up", "bytes_down"))
-    table.caption = f"{run.total('seconds'):.1f} s of training; {up:.1f} MB up and {down:.1f} MB down in all. "
+    lost = run.records[-1].get("diverged", [])
+    table.caption = f"{len(lost)} clients diverged: try a smaller lr. " if lost else ""
+    table.caption += f"{run.total('seconds'):.1f} s of training; {up:.1f} MB up and {down:.1f} MB down in all. "
     table.caption += "Best on test is what most papers print, and optimistic."
     return table
 
 
 def comparison(runs: Sequence[Run]) -> Table:
     """Several methods, ranked by the score as trained in the last round."""
+    _check_comparable(runs)
     groups, first = _by_method(runs), runs[0]
     seeds = max(len(group) for group in groups.values())
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed: differences may be chance"
@@ -76,13 +82,16 @@ def verdict(runs: Sequence[Run]) -> str:
         else f"Training alone gets {shown['local']} here; {other} is best with "
     )
     clients = f"{better} of the clients do better with it than alone, {worse} worse"
-    return f"{found}{shown[other]}: {clients}. {_chance(groups[other], groups['local'])}"
+    lost = [name for name in ranked if any(run.records[-1].get("diverged") for run in groups[name])]
+    warning = f" Diverged, so try a smaller lr: {', '.join(lost)}." if lost else ""
+    return f"{found}{shown[other]}: {clients}. {_chance(groups[other], groups['local'])}{warning}"
 
 
 def _chance(group: Sequence[Run], local: Sequence[Run]) -> str:
     """Whether two methods differ by more than seeds do: a paired t-test at 95 %."""
     number = ("trained", "weighted")
-    gaps = [_over([run], *number)[0] - _over([alone], *number)[0] for run, alone in _pairs(group, local)]
+    pairs = [(_over([run], *number), _over([alone], *number)) for run, alone in _pairs(group, local)]
+    gaps = [ours[0] - theirs[0] for ours, theirs in pairs if ours and theirs]
     if len(gaps) < 2:
         return "This is one seed: the difference may be chance."
     limit = _T95[min(len(gaps) - 2, len(_T95) - 1)] * stdev(gaps) / len(gaps) ** 0.5
@@ -117,15 +126,39 @@ def _by_method(runs: Sequence[Run]) -> Groups:
     return groups
 
 
+def _check_comparable(runs: Sequence[Run]) -> None:
+    """Runs in one table differ in their method and seed alone, and are all different."""
+
+    def refuse(why: str) -> NoReturn:
+        raise Refused(f"These runs cannot be compared, for {why}; show them one by one.")
+
+    for key in sorted(runs[0].experiment.keys() - {"method", "seed", "data"}):
+        found = sorted({str(run.experiment.get(key)) for run in runs})
+        if len(found) > 1:
+            refuse(f"{key} is {' and '.join(found)}")
+    if len({str({**run.experiment["data"], "seed": None}) for run in runs}) > 1:
+        refuse("their data differ")
+    seen = [(run.experiment["method"]["name"], run.experiment["seed"]) for run in runs]
+    for name, seed in seen:
+        if seen.count((name, seed)) > 1:
+            refuse(f"{name} ran twice with seed {seed}")
+
+
 def _ranked(groups: Groups) -> list[str]:
-    better = next(iter(groups.values()))[0].info["higher_is_better"]
-    return sorted(groups, key=lambda name: mean(_over(groups[name], "trained", "weighted")), reverse=better)
+    """The best first; who diverged or was not evaluated, last."""
+    sign = 1 if next(iter(groups.values()))[0].info["higher_is_better"] else -1
+
+    def height(name: str) -> float:
+        values = _over(groups[name], "trained", "weighted")
+        return sign * mean(values) if values and all(map(isfinite, values)) else -inf
+
+    return sorted(groups, key=height, reverse=True)
 
 
 def _over(group: Sequence[Run], moment: str, number: str) -> list[float]:
     """A number of the last round, one for every seed."""
     summaries = [run.summary()[moment]["last"] for run in group]
-    return [summary[number] for summary in summaries if summary is not None]
+    return [summary[number] for summary in summaries if summary is not None and summary[number] is not None]
 
 
 def _pairs(group: Sequence[Run], local: Sequence[Run]) -> list[tuple[Run, Run]]:
@@ -136,8 +169,8 @@ def _pairs(group: Sequence[Run], local: Sequence[Run]) -> list[tuple[Run, Run]]:
 
 def _share(group: Sequence[Run], local: Sequence[Run], which: str) -> str:
     """The share of clients that do better, or worse, than alone, over all seeds."""
-    shares = [run.summary(alone)["trained"]["last"][which] for run, alone in _pairs(group, local)]
-    known = [share for share in shares if share is not None]
+    found = [run.summary(alone)["trained"]["last"] for run, alone in _pairs(group, local)]
+    known = [numbers[which] for numbers in found if numbers is not None and numbers[which] is not None]
     return f"{100 * mean(known):.0f} %" if known else ""
 
 

@@ -80,6 +80,9 @@ class Data:
         if self.name == "folder":
             if self.folder is None:
                 raise Refused("The data set 'folder' needs the folder of your clients: data.folder.")
+            for f in fields(self):
+                if f.name not in ("name", "folder", "test", "seed") and getattr(self, f.name) != f.default:
+                    raise Refused(f"A folder has its clients already, so data.{f.name} has no meaning for it.")
             return Federation.from_folder(self.folder, test=self.test, seed=seed)
         if self.name not in DATASETS:
             raise unknown("data set", self.name, [*DATASETS, "folder"])

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtailor.errors import Refused
 from fedtailor.local import Common, LocalView
-from fedtailor.trees import Tree, stack, take
+from fedtailor.trees import Tree, flatten, stack, take
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +25,40 @@ class Sequential:
     @torch.no_grad()
     def apply(self, function: Callable[..., Tree], round: int, clients: Sequence[int], *trees: Tree) -> Tree:
         """function(local, *trees) for one client after another."""
-        return stack(
-            [
-                function(self._view(client, round), *(take(tree, position) for tree in trees))
-                for position, client in enumerate(clients)
-            ]
-        )
+        results = []
+        for position, client in enumerate(clients):
+            before = _versions(trees)
+            results.append(function(self._view(client, round), *(take(tree, position) for tree in trees)))
+            _check_untouched(before, _versions(trees), client)
+            _check_alike(results[0], results[-1], clients[0], client)
+        return stack(results)
 
     def _view(self, client: int, round: int) -> LocalView:
         samples = self.samples[client]
         index, size = (torch.tensor(number, device=samples.device) for number in (client, len(samples)))
         return LocalView(self.common, round, index, size, samples)
+
+
+def _versions(trees: Sequence[Tree]) -> dict[str, int]:
+    """How often every tensor was changed in place."""
+    return {path: leaf._version for tree in trees for path, leaf in flatten(tree).items()}
+
+
+def _check_untouched(before: dict[str, int], after: dict[str, int], client: int) -> None:
+    changed = [path for path, version in after.items() if before[path] != version]
+    if changed:
+        what = f"Client {client}'s work changed '{changed[0]}' in place"
+        raise Refused(f"{what}, which others share; return new tensors.")
+
+
+def _check_alike(first: Tree, other: Tree, client: int, another: int) -> None:
+    """All clients of a round return the same names, with tensors of the same shapes."""
+    left, right = flatten(first), flatten(other)
+    for path in left.keys() | right.keys():
+        kinds = [getattr(tree.get(path), "shape", "nothing") for tree in (left, right)]
+        if kinds[0] != kinds[1] or kinds[0] == "nothing":
+            shown = [tuple(k) if isinstance(k, torch.Size) else "no tensor" for k in kinds]
+            raise Refused(
+                f"'{path}' is {shown[0]} for client {client} and {shown[1]} for client {another}; within a round all "
+                "clients return tensors of the same names and shapes."
+            )

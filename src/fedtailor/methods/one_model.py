@@ -18,6 +18,10 @@ class FedAvg(Method):
     weights: Literal["size", "uniform"] = "size"  # of clients in the average: by samples (the paper's), or all alike
     personal: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.weights in ("size", "uniform"), "weights", "'size' or 'uniform'")
+
     def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         params = local.sgd(local.loss, message["params"], **self.descent)
         return state, {"params": params}
@@ -63,20 +67,24 @@ class Scaffold(Method):
     server_lr: float = 1.0  # η_g, step of the server
     personal: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.server_lr > 0, "server_lr", "above 0")
+
     def init_server(self, setup: Setup) -> Tree:
-        return {"params": setup.params, "control": zeros_like(setup.params)}
+        return {"params": setup.params, "control": zeros_like(setup.model.trainable(setup.params))}
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"control": zeros_like(setup.params)}
+        return {"control": zeros_like(setup.model.trainable(setup.params))}
 
     def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         drift = sub(message["control"], state["control"])  # c − c_i
         params = local.sgd(
-            lambda w, batch: local.loss(w, batch) + dot(drift, w),
+            lambda w, batch: local.loss(w, batch) + dot(drift, local.model.trainable(w)),
             message["params"],
             **self.descent,
         )
-        delta = sub(params, message["params"])
+        delta = local.model.trainable(sub(params, message["params"]))
         control = sub(scale(delta, -1 / (local.steps(self.epochs) * self.lr)), drift)
         return {"control": control}, {"params": params, "control_delta": sub(control, state["control"])}
 
