@@ -70,6 +70,8 @@ def test_the_split_follows_the_seed_unless_it_has_its_own() -> None:
         ({"method": {"name": "ditto", "lam": "much"}}, r"method\.lam cannot be 'much'"),
         ({"method": {"name": "fedavg", "weights": "sizes"}}, r"method\.weights cannot be 'sizes'"),
         ({"method": 3}, "method must be a name or a table"),
+        ({"method": {"name": ["x"]}}, r"method\.name must be a text"),
+        ({"data": {"name": 5}}, r"data\.name must be a text"),
         ({"network": "lenet"}, "did you mean 'lenet5'"),
         ({"network": {"hidden": [3]}}, "has fields but no name"),
         ({"data": "digit"}, "did you mean 'digits'"),

@@ -3,8 +3,10 @@
 import json
 import math
 import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,6 +14,7 @@ from torch import nn
 
 import fedtailor as ft
 from conftest import TinyNet, same, tiny_federation
+from fedtailor.experiment import from_toml, make
 from fedtailor.methods import METHODS
 from fedtailor.record import free_folder, to_toml
 
@@ -98,3 +101,30 @@ def test_toml_says_the_same_as_the_settings() -> None:
     }  # fmt: skip
     table = {"x": 1e-7, "z": [0.6, 1.0]}
     assert tomllib.loads(to_toml(settings)) == {k: settings[k] for k in ("name", "list", "yes")} | {"table": table}
+
+
+def test_a_method_inside_a_method_is_told_apart(net: nn.Module, tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Wrapper(ft.methods.FedAvg):
+        inner: ft.Method = field(default_factory=lambda: ft.methods.FedProx(mu=0.3))
+        scale: float = 1.0
+
+    ft.simulate(Wrapper(scale=np.float32(0.5)), net, tiny_federation(), rounds=1, folder=tmp_path)  # type: ignore[arg-type]
+    method = ft.open(tmp_path).experiment["method"]
+    assert method["name"] == "wrapper" and method["scale"] == 0.5
+    assert method["inner"]["name"] == "fedprox" and method["inner"]["mu"] == 0.3
+
+
+def test_a_diverged_run_can_be_read_and_summed_up(net: nn.Module, tmp_path: Path) -> None:
+    method = ft.methods.FedAvg(lr=1e308, epochs=9)
+    model = ft.wrap(net, loss=lambda outputs, targets: (outputs[:, 0] - targets).square())
+    ft.simulate(method, model, tiny_federation(), rounds=2, dtype=torch.float64, folder=tmp_path)
+    found = ft.open(tmp_path).summary()["received"]
+    assert math.isnan(found["last"]["weighted"]) and found["best_test"] is None
+
+
+def test_own_data_are_not_taken_for_a_named_set(net: nn.Module, tmp_path: Path) -> None:
+    """What a run with arrays leaves cannot silently repeat on digits."""
+    kept(tmp_path, "fedavg", net)
+    with pytest.raises(ft.Refused, match="There is no"):
+        make(from_toml(tmp_path / "experiment.toml"))

@@ -207,6 +207,9 @@ def test_participation_draws_the_share_that_was_asked_for() -> None:
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"participation": 0.0}, "participation must be"),
         ({"participation": (0.9, 0.1)}, "participation must be"),
+        ({"participation": (0.1, 0.2, 0.3)}, "participation must be"),
+        ({"participation": "half"}, "participation must be"),
+        ({"schedule": []}, "The schedule has no rounds"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"seed": -1}, "seed must be"),
         ({"validation": 1.0}, "validation must be"),
@@ -330,3 +333,146 @@ def test_pictures_kept_as_bytes_train_as_numbers_from_0_to_1() -> None:
         runs.append(ft.simulate(ft.methods.FedAvg(), ft.network("mlp", fed), fed, rounds=2))
         assert fed.x.dtype == kept.dtype
     assert same(runs[0].server, runs[1].server)
+
+
+def test_the_best_round_is_sought_over_the_same_clients() -> None:
+    """A few lucky clients in an early round are no best round."""
+    run = handmade([{0: 1.0}, {1: 0.2}, {0: 0.4, 1: 0.4}], moment="trained")
+    assert run.summary()["trained"]["best_test"]["round"] == 2  # the first that knows both: (1.0 + 3 · 0.2) / 4 = 0.4
+    run.records[2]["per_client"]["accuracy_trained"] = {0: 0.9}
+    assert run.summary()["trained"]["best_test"]["clients"] == 2
+
+
+def test_received_is_of_one_round_alone() -> None:
+    """Scores under older server models do not count as received now."""
+    run = handmade([{0: 1.0, 1: 1.0}, {1: 0.2}])
+    assert run.summary()["received"]["last"]["clients"] == 1
+    assert run.summary()["received"]["last"]["mean"] == pytest.approx(0.2)
+
+
+def test_both_moments_speak_of_the_same_clients(net: nn.Module) -> None:
+    for evaluate in ("participants", 2, "all"):
+        last = {m: found["last"] for m, found in go(net, participation=0.5, evaluate=evaluate).summary().items()}
+        assert last["received"]["clients"] == last["trained"]["clients"] > 0
+
+
+def test_alone_must_be_the_same_clients(net: nn.Module) -> None:
+    other = ft.simulate(ft.methods.Local(), net, tiny_federation((4, 4)), rounds=1, dtype=torch.float64)
+    with pytest.raises(ft.Refused, match="on the same clients"):
+        go(net).summary(alone=other)
+
+
+def test_initial_brings_frozen_weights_too() -> None:
+    """A pre-trained backbone that stays as it is must be the one that was given."""
+    torch.manual_seed(1)
+    given, module = TinyNet().double(), TinyNet().double()
+    for net in (given, module):
+        net.fc.requires_grad_(False)
+    run = go(module, ft.methods.Local(), initial=given.state_dict())
+    assert torch.equal(run.personal(0)["fc.weight"], given.state_dict()["fc.weight"])
+    assert not torch.equal(run.personal(0)["head.weight"], given.state_dict()["head.weight"])
+    assert run.info["parameters"] == 18
+    with pytest.raises(ft.Refused, match=r"module\.state_dict\(\), not the module"):
+        go(module, initial=given)
+
+
+class Careless(TinyNet):
+    """A module that cannot be repeated."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "draws" and self.training:
+            x = nn.functional.dropout(x, 0.5, True)
+        if self.how == "counts":
+            self.get_buffer("seen").add_(1)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("how", "words"), [("draws", "draws random numbers"), ("counts", "changes its buffer 'seen'")])
+def test_a_module_that_cannot_be_repeated_is_refused(how: str, words: str) -> None:
+    with pytest.raises(ft.Refused, match=words):
+        go(Careless(how))
+    assert go(Careless("not at all")).records
+
+
+def test_divergence_is_named(net: nn.Module) -> None:
+    assert go(net).records[-1]["diverged"] == []
+    assert go(net, ft.methods.Local(lr=1e308, epochs=9)).records[-1]["diverged"] == [0, 1, 2, 3]
+
+
+def train_of(function: Any) -> ft.Method:
+    """A method whose train is this function of (local, state, message)."""
+
+    @dataclass(frozen=True)
+    class Own(ft.Method):
+        def train(self, local: ft.LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+            return function(local, state, message)  # type: ignore[no-any-return]
+
+    return Own()
+
+
+def in_place(local: ft.LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+    message["params"]["fc.bias"].add_(1)
+    return state, {}
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (in_place, r"changed 'params/fc\.bias' in place"),
+        (
+            lambda local, s, m: (s, m | {f"extra{int(local.index)}": m["params"]["fc.bias"]}),
+            "for client 0 and no tensor",
+        ),
+        (lambda local, s, m: (s, {"rows": torch.zeros(int(local.size))}), r"'upload/rows' is \(9,\) for client 0"),
+        (lambda local, s, m: m, "must return two dicts"),
+        (lambda local, s, m: (s, {"count": 3}), "'upload/count' is no tensor"),
+        (lambda local, s, m: (s | {"new": torch.zeros(1)}, {}), "changed its names or shapes at 'new'"),
+    ],
+)
+def test_mistakes_in_an_own_method_are_named(net: nn.Module, function: Any, words: str) -> None:
+    with pytest.raises(ft.Refused, match=words):
+        go(net, train_of(function))
+
+
+def test_what_is_no_method_is_refused(net: nn.Module) -> None:
+    with pytest.raises(ft.Refused, match=r"ft\.methods\.FedAvg\(lr=0\.1\), not"):
+        go(net, ft.methods.FedAvg)  # type: ignore[arg-type]
+
+    class Plain(ft.methods.FedAvg):
+        pass
+
+    with pytest.raises(ft.Refused, match=r"@dataclass\(frozen=True\) above the class Plain"):
+        go(net, Plain())
+
+    @dataclass(frozen=True)
+    class Silent(ft.methods.Local):
+        def personalize(self, local: ft.LocalView, state: Tree, message: Tree) -> Tree:
+            return ft.Method.personalize(self, local, state, message)
+
+    with pytest.raises(ft.Refused, match=r"Silent\.personalize must say what the client's model is"):
+        go(net, Silent())
+
+
+def test_errors_count_downwards_unless_said_otherwise() -> None:
+    def error(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs[:, 0] - targets).abs().mean()
+
+    assert not ft.wrap(nn.Linear(2, 1), head=None, loss="regression", metrics={"mae": error}).higher_is_better
+    assert ft.wrap(nn.Linear(2, 1), head=None, metrics={"own": error}).higher_is_better
+    with pytest.raises(ft.Refused, match="cannot be named 'loss'"):
+        ft.wrap(nn.Linear(2, 1), head=None, metrics={"loss": error})
+
+
+def test_numbers_of_numpy_are_numbers(net: nn.Module) -> None:
+    import numpy as np
+
+    plain, numpy = go(net, seed=3, rounds=2), go(net, seed=np.int64(3), rounds=np.int32(2))
+    assert same(plain.server, numpy.server)
+    for wrong in ({"rounds": 2.0}, {"seed": "1"}, {"batch_size": 2.5}):
+        with pytest.raises(ft.Refused, match="must be a whole number"):
+            go(net, **wrong)

@@ -58,3 +58,20 @@ def test_costs_are_those_of_a_run() -> None:
     table = comparison([made("local", seed, {0: 0.5}) for seed in (0, 1)])
     assert [next(iter(column.cells)) for column in table.columns][-3:] == ["2.0", "4.0", "1.5"]
     assert "2.0 MB up and 4.0 MB down" in str(run_table(made("local", 0, {0: 0.5})).caption)
+
+
+def test_runs_of_different_experiments_are_not_averaged() -> None:
+    short, long = made("local", 0, {0: 0.5}), made("local", 1, {0: 0.9})
+    short.experiment["rounds"], long.experiment["rounds"] = 1, 2
+    with pytest.raises(ft.Refused, match="rounds is 1 and 2; show them one by one"):
+        comparison([short, long])
+    with pytest.raises(ft.Refused, match="local ran twice with seed 0"):
+        comparison([made("local", 0, {0: 0.5}), made("local", 0, {0: 0.9})])
+
+
+def test_who_diverged_is_last_and_named() -> None:
+    lost = made("fedavg", 0, {0: float("nan")})
+    lost.records[-1]["diverged"] = [0]
+    runs = [lost, made("local", 0, {0: 0.5}), made("ditto", 0, {0: 0.4})]
+    assert list(comparison(runs).columns[0].cells) == ["local", "ditto", "fedavg"]
+    assert verdict(runs).endswith("Diverged, so try a smaller lr: fedavg.")

@@ -173,3 +173,11 @@ def test_bytes_of_lenet5_on_cifar10_pictures(method: ft.Method, down: int, up: i
     assert record["per_client"]["bytes_down"] == {0: 4 * down, 1: 4 * down}
     assert record["per_client"]["bytes_up"] == {0: 4 * up, 1: 4 * up}
     assert record["bytes_up"] == 2 * 4 * up
+
+
+def test_scaffold_corrects_gradients_and_not_running_statistics() -> None:
+    """Its controls cover what is trained: batch statistics cross once, with the model."""
+    fed = ft.load("digits", clients=2, partition="iid")
+    run = ft.simulate(ft.methods.Scaffold(lr=0.01), ft.network("cnn", fed, norm="batch"), fed, rounds=1)
+    trained, statistics = run.info["parameters"], 2 * (16 + 32)
+    assert run.records[0]["per_client"]["bytes_up"][0] == 4 * (2 * trained + statistics)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,9 +56,18 @@ def simulate(
     2
     """
     settings = Settings(
-        rounds, batch_size, participation, engine, device, _dtype_name(dtype), seed,
-        None if schedule is None else [list(clients) for clients in schedule], validation, evaluate_every, evaluate,
-    )  # fmt: skip
+        rounds=_whole(rounds),
+        batch_size=_whole(batch_size),
+        participation=participation,
+        engine=engine,
+        device=str(device),
+        dtype=_dtype_name(dtype),
+        seed=_whole(seed),
+        schedule=None if schedule is None else [list(clients) for clients in schedule],
+        validation=validation,
+        evaluate_every=_whole(evaluate_every),
+        evaluate=_whole(evaluate),
+    )
     return carry_out(settings, method, as_model(model), fed, record, None if folder is None else Path(folder), initial)
 
 
@@ -103,6 +113,11 @@ def carry_out(
     if writer is not None:
         writer.finish(run)
     return run
+
+
+def _whole(value: Any) -> Any:
+    """Whole numbers of numpy and torch as Python's."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def _check_kinds(method: Method, fed: Federation) -> None:

@@ -54,7 +54,7 @@ def _check_untouched(before: dict[str, int], after: dict[str, int], client: int)
 def _check_alike(first: Tree, other: Tree, client: int, another: int) -> None:
     """All clients of a round return the same names, with tensors of the same shapes."""
     left, right = flatten(first), flatten(other)
-    for path in left.keys() | right.keys():
+    for path in sorted(left.keys() | right.keys()):
         kinds = [getattr(tree.get(path), "shape", "nothing") for tree in (left, right)]
         if kinds[0] != kinds[1] or kinds[0] == "nothing":
             shown = [tuple(k) if isinstance(k, torch.Size) else "no tensor" for k in kinds]
