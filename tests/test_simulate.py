@@ -420,6 +420,17 @@ def in_place(local: ft.LocalView, state: Tree, message: Tree) -> tuple[Tree, Tre
     return state, {}
 
 
+def test_a_state_changed_in_place_is_named_too(net: nn.Module) -> None:
+    @dataclass(frozen=True)
+    class Own(ft.methods.Local):
+        def train(self, local: ft.LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+            state["params"]["fc.bias"].add_(1)
+            return state, {}
+
+    with pytest.raises(ft.Refused, match="in place"):
+        go(net, Own())
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [

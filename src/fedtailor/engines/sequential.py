@@ -39,13 +39,13 @@ class Sequential:
         return LocalView(self.common, round, index, size, samples)
 
 
-def _versions(trees: Sequence[Tree]) -> dict[str, int]:
+def _versions(trees: Sequence[Tree]) -> list[tuple[str, int]]:
     """How often every tensor was changed in place."""
-    return {path: leaf._version for tree in trees for path, leaf in flatten(tree).items()}
+    return [(path, leaf._version) for tree in trees for path, leaf in flatten(tree).items()]
 
 
-def _check_untouched(before: dict[str, int], after: dict[str, int], client: int) -> None:
-    changed = [path for path, version in after.items() if before[path] != version]
+def _check_untouched(before: list[tuple[str, int]], after: list[tuple[str, int]], client: int) -> None:
+    changed = [path for (path, old), (_, new) in zip(before, after, strict=True) if old != new]
     if changed:
         what = f"Client {client}'s work changed '{changed[0]}' in place"
         raise Refused(f"{what}, which others share; return new tensors.")
