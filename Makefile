@@ -19,7 +19,7 @@ test-slow: $(VENV)/installed-all
 	$(BIN)/pytest -m slow
 
 bench: $(VENV)/installed-all
-	$(BIN)/python benchmarks/sequential.py
+	$(BIN)/python benchmarks/sequential.py --rounds 9
 	$(BIN)/python benchmarks/memory.py
 
 pictures: $(VENV)/installed
