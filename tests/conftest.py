@@ -51,6 +51,15 @@ def net() -> nn.Module:
     return TinyNet().double()
 
 
+def refusal(call: Callable[[], object]) -> str:
+    """The sentence with which a call is refused; it must be one."""
+    with pytest.raises(ft.Refused) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text and ". " not in text and text[-1] in ".?" and len(text) > 20
+    return text
+
+
 def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
     """Whether two trees hold the same names and numbers; to the last bit unless a tolerance is given."""
     from fedtailor.trees import flatten

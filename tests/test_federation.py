@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import fedtailor as ft
+from conftest import refusal
 from fedtailor.data import datasets
 from fedtailor.data.partition import PARTITIONS
 
@@ -21,14 +22,6 @@ Client = tuple[Any, Any, Any, Any]
 RNG = np.random.default_rng(3)
 NAMES = ["ann", "bob", "cem"]
 CPU = torch.device("cpu")
-
-
-def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(ft.Refused) as caught:
-        call()
-    text = str(caught.value)
-    assert "\n" not in text and ". " not in text and text[-1] in ".?" and len(text) > 20
-    return text
 
 
 def client(train: int = 6, test: int = 3, dtype: Any = np.float32, shape: tuple[int, ...] = (4,)) -> Client:

@@ -2,7 +2,6 @@
 
 import io
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,10 @@ from PIL import Image
 from torch import Tensor
 
 import fedtailor as ft
+from conftest import refusal
 
 Array = NDArray[Any]
 RNG = np.random.default_rng(11)
-
-
-def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(ft.Refused) as caught:
-        call()
-    text = str(caught.value)
-    assert "\n" not in text and ". " not in text and text[-1] in ".?" and len(text) > 20
-    return text
 
 
 def refused(folder: Path) -> str:

@@ -4,7 +4,7 @@ send → train → receive → evaluate
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
@@ -12,25 +12,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtailor.data.partition import hold_out
 from fedtailor.engines import Engine, make_engine
 from fedtailor.errors import Refused
 from fedtailor.evaluation import Evaluator, Values, plain_mean, weighted_mean
 from fedtailor.federation import Federation
-from fedtailor.local import Common, LocalView, pick
+from fedtailor.local import Common, LocalView
 from fedtailor.method import Exchange, Method, Setup
-from fedtailor.model import Model, cross_entropy
-from fedtailor.pure import batch_key
+from fedtailor.model import Model
 from fedtailor.run import Record
 from fedtailor.settings import Settings
 from fedtailor.store import ClientStore
 from fedtailor.trees import Params, Tree, flatten, map_leaves, take
+from fedtailor.trial import check_fit, useful_threads
 from fedtailor.wire import LeakGuard, count_bytes, deliver
 
 _COHORT = 64  # clients evaluated at once
-_SMALL_STEP = 2.5e7  # products: about a millisecond of one thread
 
 
 @contextmanager
@@ -97,7 +96,7 @@ class Rounds:
             dtype=dtype,
         )
         serving = model.mode(training=False)
-        _check_fit(serving, params, common, fed)
+        check_fit(serving, params, common, fed)
         setup = Setup(model, params, fed.num_clients, sizes.to(device), len(plan), seed)
         server = method.init_server(setup)
         return cls(
@@ -113,7 +112,7 @@ class Rounds:
             validation=held,
             test=[own.to(device) for own in fed.test],
             sizes=sizes.to(device),
-            threads=_useful_threads(serving, params, common),
+            threads=useful_threads(serving, params, common),
             start=server,
             server=server,
             states=ClientStore(method.init_client(setup), fed.num_clients),
@@ -202,17 +201,21 @@ class Rounds:
     @torch.no_grad()
     def received(self, clients: Sequence[int], number: int) -> Tree:
         """These clients' own models if round `number` began now, stacked."""
-        sent = deliver(self.method.send(self.server, clients, number))
-        return self.engine.apply(self.method.personalize, number, clients, self.states.get(clients, self.device), sent)
+        return self._ask(self.method.personalize, self.server, clients, number)
 
     def as_trained(self, clients: Sequence[int]) -> Tree:
         """These clients' own models as they last trained, stacked; the initial ones of those that never did."""
         store = self.trained
         if store is None:
-            return self._initial(clients)
+            return self._ask(self.method.personalize, self.start, clients, 1)
         if all(store.has(client) for client in clients):
             return store.get(clients, self.device)
-        models = [store.get([c], self.device) if store.has(c) else self._initial([c]) for c in clients]
+        models = [
+            store.get([client], self.device)
+            if store.has(client)
+            else self._ask(self.method.personalize, self.start, [client], 1)
+            for client in clients
+        ]
         return map_leaves(lambda *parts: torch.cat(parts), *models)
 
     def personal_state_dict(self, client: int, moment: str) -> Params:
@@ -232,9 +235,10 @@ class Rounds:
         state, upload = result
         return {"state": state, "upload": upload, "trained": self.method.trained(local, state, message, upload)}
 
-    def _initial(self, clients: Sequence[int]) -> Tree:
-        sent = deliver(self.method.send(self.start, clients, 1))
-        return self.engine.apply(self.method.personalize, 1, clients, self.states.get(clients, self.device), sent)
+    def _ask(self, function: Callable[..., Tree], server: Tree, clients: Sequence[int], number: int) -> Tree:
+        """function(local, state, message) of these clients as if round `number` began with this server, stacked."""
+        sent = deliver(self.method.send(server, clients, number))
+        return self.engine.apply(function, number, clients, self.states.get(clients, self.device), sent)
 
     def _keep_trained(self, clients: Sequence[int], trained: Tree) -> None:
         if self.trained is None:
@@ -266,29 +270,8 @@ class Rounds:
     def _measures(self, clients: Sequence[int], number: int) -> dict[str, Values]:
         if type(self.method).measure is Method.measure:
             return {}
-        sent = deliver(self.method.send(self.server, clients, number))
-        states = self.states.get(clients, self.device)
-        measured = self.engine.apply(self.method.measure, number, clients, states, sent)
+        measured = self._ask(self.method.measure, self.server, clients, number)
         return {name: dict(zip(clients, values.tolist(), strict=True)) for name, values in measured.items()}
-
-
-def _useful_threads(model: Model, params: Params, common: Common) -> int:
-    """One thread where a step is small: there, sharing it costs more than it gains, and a hundred times more on a busy
-    machine. A function of the model and the batch alone, so that the same run gives the same bits."""
-    products = 0
-
-    def count(layer: nn.Module, inputs: Any, output: Any) -> None:
-        nonlocal products
-        weight = getattr(layer, "weight", None)
-        if isinstance(weight, Tensor) and isinstance(output, Tensor):  # linear, convolution: a row of weights an output
-            products += output.numel() * weight[0].numel()
-
-    hooks = [layer.register_forward_hook(count) for layer in model.module.modules()]
-    model.logits(params, common.prepare(pick(common.x, slice(0, 1))))
-    for hook in hooks:
-        hook.remove()
-    step = 3 * common.batch_size * max(products, sum(p.numel() for p in params.values()))  # forward, and twice back
-    return torch.get_num_threads() if step > _SMALL_STEP else 1
 
 
 def _hold_out(fed: Federation, share: float, seed: int, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
@@ -308,39 +291,3 @@ def _cohorts(clients: Sequence[int]) -> Iterator[Sequence[int]]:
 def _extend(values: dict[str, Values], more: dict[str, Values]) -> None:
     for name, found in more.items():
         values.setdefault(name, {}).update(found)
-
-
-def _check_fit(model: Model, params: Params, common: Common, fed: Federation) -> None:
-    """Try the model on the first client's first sample, so that what does not fit is said before round 1."""
-    mine = fed.train[0][:1].to(common.y.device)
-    first, targets = common.prepare(pick(common.x, mine)), common.y[mine]
-    classify = model.loss is cross_entropy
-    try:
-        outputs = model.logits(params, first)
-        losses = model.loss(outputs, targets.clamp(max=outputs.shape[1] - 1) if classify else targets)
-    except Refused:
-        raise
-    except Exception as error:  # whatever a user's module raises is the reason to tell
-        shape = fed.shape if fed.shape is not None else {name: tuple(part.shape[1:]) for name, part in fed.x.items()}
-        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-        raise Refused(f"The model does not take client {fed.names[0]}'s inputs, {shape}: {reason}.") from error
-    if losses.shape != (1,):
-        raise Refused(f"The loss must give one number an example, not the shape {tuple(losses.shape)}.")
-    beyond = fed.y >= outputs.shape[1] if classify else torch.zeros(1, dtype=torch.bool)
-    if bool(beyond.any()):
-        raise Refused(f"Client {fed.owner(beyond)} has labels beyond the model's {outputs.shape[1]} outputs.")
-    _check_purity(common, params, torch.cat([mine, mine]))
-
-
-def _check_purity(common: Common, params: Params, samples: Tensor) -> None:
-    """A module that draws from torch's generator or changes its buffers cannot be repeated: refuse it."""
-    module = common.model.module
-    batch_key.set(0)
-    with torch.random.fork_rng(devices=[]):
-        drawn, kept = torch.get_rng_state(), {name: b.clone() for name, b in module.named_buffers()}
-        common.model.logits(params, common.prepare(pick(common.x, samples)))
-        if not torch.equal(drawn, torch.get_rng_state()):
-            raise Refused("The model's forward draws random numbers, which cannot be repeated; use nn.Dropout layers.")
-    for name, buffer in module.named_buffers():
-        if not torch.equal(kept[name], buffer):
-            raise Refused(f"The model's forward changes its buffer '{name}', which clients would share; leave it out.")

@@ -44,7 +44,7 @@ class Run:
     def scores(self, moment: str, choice: str = "last", score: str | None = None) -> Values:
         """Every evaluated client's score (accuracy, say) at a moment, in the round that `choice` picks."""
         picked = self._pick_round(moment, choice)
-        return {} if picked is None else self._values_at(picked, moment, score or self.info["score"])
+        return {} if picked is None else self._trajectory(moment, score or self.info["score"])[picked]
 
     def summary(self, alone: "Run | None" = None) -> dict[str, Any]:
         """Moment -> choice of round -> numbers; `alone` is a run of Local on the same clients.
@@ -65,7 +65,7 @@ class Run:
         picked = self._pick_round(moment, choice)
         if picked is None:
             return None
-        values, better = self._values_at(picked, moment, self.info["score"]), self.info["higher_is_better"]
+        values, better = self._trajectory(moment, self.info["score"])[picked], self.info["higher_is_better"]
         numbers = {
             "round": self.records[picked]["round"],
             "clients": len(values),
@@ -82,42 +82,34 @@ class Run:
     def _pick_round(self, moment: str, choice: str) -> int | None:
         """Position of the round. The best is sought among rounds that know all clients, for over other clients a
         score is another quantity; the last always counts."""
-        evaluated = [i for i, record in enumerate(self.records) if f"loss_{moment}" in record["per_client"]]
-        if moment == "trained":
-            evaluated += [i for i, record in enumerate(self.records) if "last_trained" in record and i not in evaluated]
+        known = self._trajectory(moment, self.info["score"])
+        evaluated = [i for i, record in enumerate(self.records) if known[i] and self._is_evaluated(record, moment)]
         if choice == "last" or not evaluated:
             return evaluated[-1] if evaluated else None
-        everyone = {client for i in evaluated for client in self._values_at(i, moment, self.info["score"])}
+        everyone = {client for i in evaluated for client in known[i]}
+        validated = choice == "best_validation"
+        judged = self._trajectory(moment, "validation") if validated else known
+        sizes, sign = self._sizes("validation" if validated else "test"), 1 if self.info["higher_is_better"] else -1
         totals: dict[int, float] = {}
         for i in evaluated:
-            values = self._values_at(i, moment, self.info["score"])
-            if values.keys() == everyone or i == evaluated[-1]:
-                total = self._total(i, moment, values, validated=choice == "best_validation")
-                if total is not None and math.isfinite(total):
-                    totals[i] = total if self.info["higher_is_better"] else -total
+            total = weighted_mean(judged[i], sizes)
+            if (len(known[i]) == len(everyone) or i == evaluated[-1]) and total is not None and math.isfinite(total):
+                totals[i] = sign * total
         return max(totals, key=lambda i: totals[i]) if totals else None
 
-    def _total(self, position: int, moment: str, values: Values, validated: bool) -> float | None:
-        if not validated:
-            return weighted_mean(values, self._sizes("test"))
-        held = self._latest(position, f"validation_{moment}")
-        return weighted_mean(held, self._sizes("validation")) if held else None
+    def _is_evaluated(self, record: Record, moment: str) -> bool:
+        return f"loss_{moment}" in record["per_client"] or (moment == "trained" and "last_trained" in record)
 
-    def _values_at(self, position: int, moment: str, score: str) -> Values:
-        """received: of that round alone. trained: of every client as it last trained, as far as that is known."""
-        record = self.records[position]
-        if moment == "received":
-            return dict(record["per_client"].get(f"{score}_received", {}))
-        if "last_trained" in record:
-            return dict(record["last_trained"][score])
-        return self._latest(position, f"{score}_trained")
-
-    def _latest(self, position: int, name: str) -> Values:
-        """For every client the value of its last evaluation up to a round: absent clients are as they last were."""
+    def _trajectory(self, moment: str, score: str) -> list[Values]:
+        """What is known after every round. received: of that round alone. trained: of every client as it last trained,
+        for absent clients are as they last were."""
+        known: list[Values] = []
         latest: Values = {}
-        for record in self.records[: position + 1]:
-            latest |= record["per_client"].get(name, {})
-        return latest
+        for record in self.records:
+            here = record["per_client"].get(f"{score}_{moment}", {})
+            latest = dict(here) if moment == "received" else latest | here
+            known.append(dict(record.get("last_trained", {}).get(score, latest)) if moment == "trained" else latest)
+        return known
 
     def _sizes(self, kind: str) -> list[int]:
         return [client[kind] for client in self.info["clients"]]
