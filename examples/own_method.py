@@ -10,10 +10,9 @@ from fedtailor.trees import Tree, add, mean, scale
 
 
 @dataclass(frozen=True)
-class Blend(ft.Method):
+class Blend(ft.SGDMethod):
     """Each client keeps a model of its own and starts a round halfway between it and the common one."""
 
-    epochs: int = 2  # E, local epochs
     own_share: float = 0.5  # how much of the own model a round starts from
 
     def init_client(self, setup: ft.Setup) -> Tree:

@@ -43,7 +43,8 @@ def test_a_run_reads_back_as_it_was(name: str, net: nn.Module, tmp_path: Path) -
 def test_the_folder_can_be_read_without_this_library(net: nn.Module, tmp_path: Path) -> None:
     run = kept(tmp_path, "fedper", net)
     experiment = tomllib.loads((tmp_path / "experiment.toml").read_text())
-    assert experiment["method"] == {"name": "fedper", "lr": 0.1, "epochs": 2, "momentum": 0.0, "weight_decay": 0.0}
+    fields = {"lr": 0.1, "epochs": 2, "momentum": 0.0, "weight_decay": 0.0, "weights": "size"}
+    assert experiment["method"] == {"name": "fedper"} | fields
     assert experiment["schedule"] == [[0, 1], [2]]
     lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2]

@@ -146,7 +146,7 @@ def test_validation_data_are_held_out_of_training(net: nn.Module) -> None:
 
 def handmade(accuracies: list[dict[int, float]], moment: str = "received", **info: Any) -> ft.Run:
     """A run with these accuracies and nothing else."""
-    clients = [{"name": str(i), "test": size, "validation": 0} for i, size in enumerate((1, 3, 1))]
+    clients = [{"name": str(i), "train": size, "test": size, "validation": 0} for i, size in enumerate((1, 3, 1))]
     values = [{f"accuracy_{moment}": a, f"loss_{moment}": a} for a in accuracies]
     records = [{"round": number, "per_client": value} for number, value in enumerate(values, start=1)]
     found = {"score": "accuracy", "higher_is_better": True, "clients": clients} | info
@@ -339,7 +339,7 @@ def test_the_best_round_is_sought_over_the_same_clients() -> None:
     """A few lucky clients in an early round are no best round."""
     run = handmade([{0: 1.0}, {1: 0.2}, {0: 0.4, 1: 0.4}], moment="trained")
     assert run.summary()["trained"]["best_test"]["round"] == 2  # the first that knows both: (1.0 + 3 · 0.2) / 4 = 0.4
-    run.records[2]["per_client"]["accuracy_trained"] = {0: 0.9}
+    run.records[2]["per_client"] = {name: {0: 0.9} for name in ("accuracy_trained", "loss_trained")}
     assert run.summary()["trained"]["best_test"]["clients"] == 2
 
 

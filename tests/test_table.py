@@ -3,17 +3,19 @@
 from typing import Any
 
 import pytest
+from rich.table import Table
 
 import fedtailor as ft
-from fedtailor.table import comparison, run_table, verdict
+from fedtailor.table import comparison, other_metrics, run_table, verdict
 
 
-def made(method: str, seed: int, scores: dict[int, float], **info: Any) -> ft.Run:
-    """A run of one round in which these clients, of one test sample each, have these accuracies."""
-    values = {f"accuracy_{moment}": scores for moment in ("received", "trained")}
-    record = {"round": 1, "per_client": values | {"loss_received": scores, "loss_trained": scores}}
+def made(method: str, seed: int, scores: dict[int, float], auc: dict[int, float] | None = None, **info: Any) -> ft.Run:
+    """A run of one round in which these clients, of one test sample each, have these accuracies (and areas)."""
+    known = {"accuracy": scores, "loss": scores} | ({"auc": auc} if auc is not None else {})
+    values = {f"{name}_{moment}": found for name, found in known.items() for moment in ("received", "trained")}
+    record: dict[str, Any] = {"round": 1, "per_client": values}
     record |= {"bytes_up": 2_000_000, "bytes_down": 4_000_000, "seconds": 1.5}
-    clients = [{"name": str(client), "test": 1, "validation": 0} for client in scores]
+    clients = [{"name": str(client), "train": 1, "test": 1, "validation": 0} for client in scores]
     found = {"score": "accuracy", "higher_is_better": True, "clients": clients} | info
     experiment = {"seed": seed, "method": {"name": method}, "data": {"name": "made up"}}
     return ft.Run(experiment, found, [record], {}, lambda client: {}, lambda client, moment: {})
@@ -49,7 +51,7 @@ def test_training_alone_may_win() -> None:
 
 @pytest.mark.parametrize(("better", "order"), [(True, ["fedper", "local"]), (False, ["local", "fedper"])])
 def test_the_ranking_knows_which_way_is_up(better: bool, order: list[str]) -> None:
-    info = {"higher_is_better": better, "score": "accuracy"}
+    info: dict[str, Any] = {"higher_is_better": better, "score": "accuracy"}
     table = comparison([made("local", 0, {0: 0.5}, **info), made("fedper", 0, {0: 0.7}, **info)])
     assert list(table.columns[0].cells) == order
 
@@ -75,3 +77,35 @@ def test_who_diverged_is_last_and_named() -> None:
     runs = [lost, made("local", 0, {0: 0.5}), made("ditto", 0, {0: 0.4})]
     assert list(comparison(runs).columns[0].cells) == ["local", "ditto", "fedavg"]
     assert verdict(runs).endswith("Diverged, so try a smaller lr: fedavg.")
+
+
+def rows(table: Table) -> dict[str, list[str]]:
+    """The first cell of every row -> the others."""
+    return {first: others for first, *others in zip(*(column.cells for column in table.columns), strict=True)}
+
+
+def test_other_metrics_are_shown_beside_the_score() -> None:
+    runs = [
+        made("local", 0, {0: 0.5, 1: 0.7}, auc={1: 0.9}),
+        made("fedper", 0, {0: 0.9, 1: 0.8}, auc={1: 0.6}),
+        made("fedper", 1, {0: 0.9, 1: 0.8}, auc={0: 0.5, 1: 0.5}),
+    ]
+    table = run_table(runs[0])
+    assert rows(table)["AUC"][0] == "90.0" and rows(table)["loss"][0] == "0.6"
+    assert rows(table)["largest 10 %"][0] == "50.0" and rows(table)["all samples"][0] == "60.0"
+    assert str(table.caption).endswith("AUC is undefined for 1 client.")
+    table = other_metrics(runs)
+    assert [column.header for column in table.columns] == ["method", "largest 10 %", "AUC", "loss"]
+    assert list(rows(table)) == ["fedper", "local"]  # as the comparison ranks them
+    assert rows(table)["local"][:2] == ["50.0", "90.0"] and rows(table)["fedper"][1].startswith("55.0 ± ")
+    assert str(table.caption).endswith("AUC is undefined for 0 to 1 clients.")
+    assert "undefined" not in str(run_table(runs[2]).caption)
+
+
+def test_a_diverged_seed_spoils_the_number_and_not_the_table() -> None:
+    nan = float("nan")
+    info: dict[str, Any] = {"score": "loss", "higher_is_better": False}
+    runs = [made("local", seed, {0: 0.5 + seed}, **info) for seed in (0, 1)]
+    runs += [made("fedavg", seed, {0: score}, **info) for seed, score in enumerate((0.4, nan))]
+    assert rows(comparison(runs))["fedavg"][0] == "nan"
+    assert "says nothing" in verdict(runs)

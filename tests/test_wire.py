@@ -163,6 +163,16 @@ def test_rows_arrive_as_zeros_where_absent(net: nn.Module) -> None:
         (ft.methods.Scaffold(), 2 * 62_006, 2 * 62_006),
         (ft.methods.FedPer(), 62_006 - 850, 62_006 - 850),
         (ft.methods.Ditto(), 62_006, 62_006),
+        (ft.methods.PFedMe(steps=1), 62_006, 62_006),
+        (ft.methods.FedExP(), 62_006, 62_006),
+        (ft.methods.FedAlt(), 62_006 - 850, 62_006 - 850),
+        (ft.methods.FedSim(), 62_006 - 850, 62_006 - 850),
+        (ft.methods.FedAPA(), 62_006 - 850, 62_006 - 850),  # 477.8 KiB both ways
+        (ft.methods.FedAPA(share="all"), 62_006, 62_006),
+        (ft.methods.FedAPM(), 62_006 - 850, 62_006 - 850),
+        (ft.methods.FedAPM(split=("conv1", "head")), 62_006 - 850 - 456, 62_006 - 850 - 456),
+        (ft.methods.SelfFL(default_steps=1), 62_006 + 2, 62_006 + 1),
+        (ft.methods.SelfFL(default_steps=1, minimum_steps=1, augmented=True), 62_006 + 2, 2 * 62_006 + 1),
     ],
 )
 def test_bytes_of_lenet5_on_cifar10_pictures(method: ft.Method, down: int, up: int) -> None:
@@ -173,6 +183,15 @@ def test_bytes_of_lenet5_on_cifar10_pictures(method: ft.Method, down: int, up: i
     assert record["per_client"]["bytes_down"] == {0: 4 * down, 1: 4 * down}
     assert record["per_client"]["bytes_up"] == {0: 4 * up, 1: 4 * up}
     assert record["bytes_up"] == 2 * 4 * up
+
+
+def test_fedlag_does_not_send_personal_layers() -> None:
+    """From round 2 on the last two layers stay, 84 × 10 + 10 and 120 × 84 + 84 numbers; uploads are whole models."""
+    x, y = np.zeros((2, 3, 32, 32), np.uint8), np.array([0, 9])
+    fed = ft.Federation.from_arrays([(x, y, x, y)] * 2)
+    run = ft.simulate(ft.methods.FedLAG(layers="last"), ft.network("lenet5", fed), fed, rounds=3)
+    assert [record["per_client"]["bytes_down"][0] for record in run.records] == [248_024, 203_968, 203_968]
+    assert all(record["per_client"]["bytes_up"][1] == 248_024 for record in run.records)
 
 
 def test_scaffold_corrects_gradients_and_not_running_statistics() -> None:

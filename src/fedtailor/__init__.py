@@ -12,8 +12,9 @@ from fedtailor.data.datasets import load
 from fedtailor.errors import Refused
 from fedtailor.federation import Federation
 from fedtailor.local import Batch, LocalView
-from fedtailor.method import Exchange, Method, Setup
-from fedtailor.model import Metric, Model, wrap
+from fedtailor.method import Exchange, Method, Setup, SGDMethod
+from fedtailor.metrics import Metric
+from fedtailor.model import Model, wrap
 from fedtailor.networks import network
 from fedtailor.run import Run
 from fedtailor.simulate import simulate
@@ -29,6 +30,7 @@ __all__ = [
     "Model",
     "Refused",
     "Run",
+    "SGDMethod",
     "Setup",
     "load",
     "methods",

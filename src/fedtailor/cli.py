@@ -18,7 +18,7 @@ from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.record import free_folder, is_finished, open_run
 from fedtailor.run import Record, Run
-from fedtailor.table import catalogue, comparison, run_table, verdict
+from fedtailor.table import catalogue, comparison, other_metrics, run_table, verdict
 
 app = typer.Typer(help="Personalised federated learning.", no_args_is_help=True, add_completion=False)
 _FREE = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
@@ -171,6 +171,7 @@ def _say(sentence: str) -> None:
 
 def _show_runs(runs: list[Run]) -> None:
     out.print(comparison(runs))
+    out.print(other_metrics(runs))
     out.print(verdict(runs), highlight=False)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isfinite, isnan
 
 import torch
 from torch import Tensor
@@ -24,16 +25,24 @@ class Evaluator:
     common: Common
 
     @torch.no_grad()
-    def __call__(self, clients: Sequence[int], personal: Tree, samples: Sequence[Tensor]) -> dict[str, Values]:
-        """Metric -> client -> value, for stacked personal models; a client without samples is left out."""
-        found: dict[str, Values] = {name: {} for name in ("loss", *self.model.metrics)}
+    def __call__(
+        self, clients: Sequence[int], personal: Tree, samples: Sequence[Tensor], only: str | None = None
+    ) -> dict[str, Values]:
+        """Metric -> client -> value, for stacked personal models: the loss and all metrics, or `only` this one.
+
+        A client without samples is left out, and so is one whose samples leave a metric undefined (NaN) from that
+        metric. Where the loss is no finite number either, the model diverged: then its NaN stays and spoils the means.
+        """
+        found: dict[str, Values] = {name: {} for name in ("loss", *self.model.metrics) if only in (None, name)}
         for position, client in enumerate(clients):
             if not len(samples[client]):
                 continue
             outputs, targets = self._outputs(take(personal, position), samples[client])
-            found["loss"][client] = float(self.model.loss(outputs, targets).double().mean())
-            for name, metric in self.model.metrics.items():
-                found[name][client] = float(metric.function(outputs, targets))
+            loss = float(self.model.loss(outputs, targets).double().mean())
+            for name, values in found.items():
+                value = loss if name == "loss" else float(self.model.metrics[name].function(outputs, targets))
+                if not (isnan(value) and isfinite(loss)):
+                    values[client] = value
         return found
 
     def _outputs(self, personal: Tree, samples: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,11 +69,24 @@ def plain_mean(values: Mapping[int, float]) -> float | None:
 
 
 def worst_tenth(values: Mapping[int, float], higher_is_better: bool = True) -> float | None:
-    """The mean of the worst 10 % of clients, at least one.
+    """The mean of the worst 10 % of clients, at least one; the worst of all are those that diverged.
 
     >>> worst_tenth({client: float(client) for client in range(20)})
     0.5
     """
-    ranked = sorted(values.values(), reverse=not higher_is_better)
-    worst = ranked[: max(1, round(len(ranked) / 10))]
-    return sum(worst) / len(worst) if worst else None
+    sign = 1 if higher_is_better else -1
+    return _first_tenth(sorted(values.values(), key=lambda value: -inf if isnan(value) else sign * value))
+
+
+def largest_tenth(values: Mapping[int, float], sizes: Sequence[int]) -> float | None:
+    """The mean of the 10 % of clients with most samples, at least one; of clients as large as each other the first.
+
+    >>> largest_tenth({0: 0.5, 1: 0.9, 2: 0.7}, sizes=[10, 30, 30])
+    0.9
+    """
+    return _first_tenth([values[client] for client in sorted(values, key=lambda client: (-sizes[client], client))])
+
+
+def _first_tenth(ranked: Sequence[float]) -> float | None:
+    first = ranked[: max(1, round(len(ranked) / 10))]
+    return sum(first) / len(first) if first else None

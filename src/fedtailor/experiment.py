@@ -14,7 +14,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -86,14 +86,8 @@ def make(settings: Named) -> Experiment:
     kinds: list[tuple[str, Mapping[str, type[Any]], str | None]]
     kinds = [("method", METHODS, "fedavg"), ("network", NETWORKS, None)]
     for part, known, default in kinds:
-        given = _named(part, plain.pop(part, {}), default)
-        if "name" in given:
-            name = given.pop("name")
-            if name not in known:
-                raise unknown(part, name, known)
-            parts[part] = build(known[name], given, name, part)
-        elif given:
-            raise Refused(f"The {part} has fields but no name; add {part}.name, one of {', '.join(known)}.")
+        if made := _choose(part, plain.pop(part, {}), known, default):
+            parts[part] = made
     data = _named("data", plain.pop("data", {}), "digits")
     if data["name"] not in (known_data := [*DATASETS, "folder"]):
         raise unknown("data set", data["name"], known_data)
@@ -112,12 +106,26 @@ def build(kind: type[Any], values: Named, name: str, prefix: str = "") -> Any:
         if key in ("method", "data", "network") and not prefix:
             made[key] = value
             continue
+        if hints[key] is Method:
+            made[key] = _choose(f"{prefix}.{key}", value, METHODS, None)
+            continue
         try:
             made[key] = TypeAdapter(hints[key]).validate_python(value)
         except ValidationError as error:
             where = f"{prefix}.{key}" if prefix else key
             raise Refused(f"{where} cannot be {value!r}: {error.errors()[0]['msg'].lower()}.") from error
     return kind(**made)
+
+
+def _choose(part: str, given: Any, known: Mapping[str, type[Any]], default: str | None) -> Any:
+    """One of the known kinds, from its name and fields; None where nothing is given."""
+    settings = _named(part, given, default)
+    name = settings.pop("name", None)
+    if name is None and settings:
+        raise Refused(f"The {part} has fields but no name; add {part}.name, one of {', '.join(known)}.")
+    if name is not None and name not in known:
+        raise unknown(part, name, known)
+    return None if name is None else build(known[name], settings, name, part)
 
 
 def field_notes(kind: type[Any]) -> dict[str, tuple[str, str]]:
@@ -129,8 +137,13 @@ def field_notes(kind: type[Any]) -> dict[str, tuple[str, str]]:
     comments: dict[str, str] = {}
     for owner in reversed(kind.__mro__[:-1]):
         comments |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", inspect.getsource(owner), re.MULTILINE))
-    defaults = {f.name: "" if f.default is MISSING else str(f.default) for f in fields(kind)}
-    return {name: (default, comments.get(name, "")) for name, default in defaults.items()}
+    return {f.name: (_default(f), comments.get(f.name, "")) for f in fields(kind)}
+
+
+def _default(field: Field[Any]) -> str:
+    """A field's default as the command takes it; a method stands for itself by its name."""
+    value = field.default if field.default_factory is MISSING else field.default_factory()
+    return "" if value is MISSING else type(value).__name__.lower() if isinstance(value, Method) else str(value)
 
 
 def _named(part: str, given: Any, default: str | None) -> dict[str, Any]:

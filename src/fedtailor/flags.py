@@ -33,18 +33,9 @@ class Flags:
 
     def over(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The flags laid over nested settings."""
-        result: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in settings.items()}
+        result = dict(settings)
         for name, value in self.settings.items():
-            part, dot, key = name.partition(".")
-            if dot:
-                before = result.get(part, {})
-                if not isinstance(before, (str, dict)):
-                    raise Refused(f"--{name} has no meaning, for {part} is a value and has no fields.")
-                result[part] = ({"name": before} if isinstance(before, str) else before) | {key: value}
-            elif isinstance(result.get(part), dict):
-                result[part] = result[part] | {"name": value}
-            else:
-                result[part] = value
+            result = _lay(result, name.split("."), value, name)
         return result
 
 
@@ -70,6 +61,19 @@ def read_flags(words: Sequence[str]) -> Flags:
         name = name.replace("-", "_")
         settings[name] = value if name in _TEXT else _value(value)
     return Flags(plain, settings)
+
+
+def _lay(settings: Mapping[str, Any], path: Sequence[str], value: Any, flag: str) -> dict[str, Any]:
+    """Settings with one more; a part that has fields is named by its own flag: --method fedprox."""
+    part, *deeper = path
+    before = settings.get(part, {} if deeper else None)
+    if deeper:
+        if not isinstance(before, (str, Mapping)):
+            raise Refused(f"--{flag} has no meaning, for {part} is a value and has no fields.")
+        value = _lay({"name": before} if isinstance(before, str) else before, deeper, value, flag)
+    elif isinstance(before, Mapping):
+        value = {**before, "name": value}
+    return {**settings, part: value}
 
 
 def _value(text: str) -> Any:

@@ -94,7 +94,7 @@ class LocalView:
         *,
         lr: float,
         epochs: int | None = None,
-        steps: Tensor | None = None,
+        steps: int | Tensor | None = None,
         max_steps: int | None = None,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
@@ -102,12 +102,12 @@ class LocalView:
     ) -> Tree:
         """Stochastic gradient descent on objective(params, batch), for `epochs` passes or for `steps` batches.
 
-        With epochs, `stop(params)` is asked before each pass. With steps (a tensor, at most `max_steps`), batches are
-        taken pass after pass.
+        With epochs, `stop(params)` is asked before each pass. With steps (a number; or a tensor, at most `max_steps`),
+        batches are taken pass after pass.
         """
 
         def step(carry: Tree, batch: Batch) -> Tree:
-            params, slope = carry["params"], self._slope(objective, carry["params"], batch)
+            params, slope = carry["params"], self.slope(objective, carry["params"], batch)
             if weight_decay:
                 slope = map_leaves(lambda g, w: g.add(w, alpha=weight_decay), slope, params)
             if momentum:
@@ -119,7 +119,7 @@ class LocalView:
         carry = {"params": start, "velocity": zeros_like(start)} if momentum else {"params": start}
         ask = stop and (lambda carry: stop(carry["params"]))
         end: Tree = self.fold(step, carry, epochs=epochs, steps=steps, max_steps=max_steps, stop=ask)["params"]
-        return self._refresh_statistics(objective, end)
+        return self.refresh(end, objective)
 
     def fold(
         self,
@@ -127,21 +127,34 @@ class LocalView:
         start: Tree,
         *,
         epochs: int | None = None,
-        steps: Tensor | None = None,
+        steps: int | Tensor | None = None,
         max_steps: int | None = None,
         stop: Callable[[Tree], Tensor] | None = None,
     ) -> Tree:
         """Carry a state through the batches: state = step(state, batch)."""
+        if isinstance(steps, int):
+            max_steps = steps
+            steps = torch.tensor(steps, device=self._count.device)
         if (epochs is None) == (steps is None) or (steps is None) != (max_steps is None):
-            raise Refused("Training takes either epochs, or steps together with max_steps.")
+            raise Refused("Training takes either epochs, or steps, and with steps as a tensor max_steps.")
         if epochs is None:
             assert steps is not None and max_steps is not None
             return self._fold_steps(step, start, steps, max_steps)
         return self._fold_epochs(step, start, epochs, stop)
 
+    def slope(self, objective: Callable[[Tree, Batch], Tensor], params: Tree, batch: Batch) -> Tree:
+        """The gradient of an objective on one batch."""
+        if self._mapped:
+            return torch.func.grad(objective)(params, batch)  # type: ignore[no-any-return]
+        with torch.enable_grad():  # plain autograd: a fifth faster than torch.func.grad where nothing is mapped
+            live = map_leaves(lambda leaf: leaf.detach().requires_grad_(), params)
+            inputs = [leaf for _, leaf in leaves(live) if isinstance(leaf, Tensor)]
+            slopes = iter(torch.autograd.grad(objective(live, batch), inputs, materialize_grads=True))
+        return map_leaves(lambda _: next(slopes), params)
+
     def gradient(self, objective: Callable[[Tree, Batch], Tensor], params: Tree) -> Tree:
         """The exact gradient over all local data."""
-        return self.total(lambda batch: scale(self._slope(objective, params, batch), self._share(batch)))
+        return self.total(lambda batch: scale(self.slope(objective, params, batch), self._share(batch)))
 
     def value(self, objective: Callable[[Tree, Batch], Tensor], params: Tree) -> Tensor:
         """The exact objective over all local data."""
@@ -157,6 +170,26 @@ class LocalView:
             total = part if total is None else add(total, part)
         assert total is not None
         return total
+
+    def refresh(self, params: Tree, objective: Callable[[Tree, Batch], Tensor] | None = None) -> Tree:
+        """The running statistics recomputed with one pass over the data, as the objective sees the network: the end of
+        every training. `sgd` does it by itself."""
+        old = self._statistics(params)
+        if not old:
+            return params
+
+        def heard(batch: Batch) -> Tree:
+            with listen() as statistics:
+                (objective or self.loss)(params, batch)
+            return scale({name: statistics[name] for name in old}, self._share(batch))
+
+        return _replace(params, self.total(heard))
+
+    def when(self, condition: Tensor, compute: Callable[[], Tensor], otherwise: Tensor) -> Tensor:
+        """compute() where the condition holds: alone, it is only called then; mapped, it is called and masked."""
+        if not self._mapped and not condition:
+            return otherwise
+        return torch.where(condition, compute(), otherwise)
 
     def uniform(self, shape: tuple[int, ...], salt: int) -> Tensor:
         """Random numbers in (0, 1), the same whenever asked with the same salt in this round."""
@@ -219,34 +252,12 @@ class LocalView:
         chosen = self._samples[chosen]
         return Batch(self._common.prepare(pick(self._common.x, chosen)), self._common.y[chosen], weight)
 
-    def _slope(self, objective: Callable[[Tree, Batch], Tensor], params: Tree, batch: Batch) -> Tree:
-        if self._mapped:
-            return torch.func.grad(objective)(params, batch)  # type: ignore[no-any-return]
-        with torch.enable_grad():  # plain autograd: a fifth faster than torch.func.grad where nothing is mapped
-            live = map_leaves(lambda leaf: leaf.detach().requires_grad_(), params)
-            inputs = [leaf for _, leaf in leaves(live) if isinstance(leaf, Tensor)]
-            slopes = iter(torch.autograd.grad(objective(live, batch), inputs, materialize_grads=True))
-        return map_leaves(lambda _: next(slopes), params)
-
     def _statistics(self, tree: Tree) -> Params:
         """The running statistics in a tree, by their own names."""
         if not self.model.statistics:
             return {}
         named = ((path.split("/")[-1], leaf) for path, leaf in leaves(tree))
         return {name: leaf for name, leaf in named if name in self.model.statistics and isinstance(leaf, Tensor)}
-
-    def _refresh_statistics(self, objective: Callable[[Tree, Batch], Tensor], params: Tree) -> Tree:
-        """Recompute running statistics with one pass over the data, as the objective sees the network."""
-        old = self._statistics(params)
-        if not old:
-            return params
-
-        def heard(batch: Batch) -> Tree:
-            with listen() as statistics:
-                objective(params, batch)
-            return scale({name: statistics[name] for name in old}, self._share(batch))
-
-        return _replace(params, self.total(heard))
 
 
 def _replace(tree: Tree, fresh: Params) -> Tree:

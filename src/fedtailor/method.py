@@ -32,6 +32,13 @@ class Setup:
     rounds: int
     seed: int
 
+    def split(self, part: str | Sequence[str]) -> tuple[Params, Params]:
+        """The start without a part, and the part (see `Model.split`); each must hold something."""
+        rest, chosen = self.model.split(self.params, part)
+        if not rest or not chosen:
+            raise Refused(f"To keep {part!r} and share the rest, a method needs a model that has both.")
+        return rest, chosen
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -41,6 +48,7 @@ class Exchange:
     clients: Sequence[int]
     num_clients: int
     sizes: Tensor  # [len(clients)]
+    model: Model
     sent: Tree
     received: Tree
 
@@ -54,9 +62,6 @@ class Method:
     States keep their names and shapes for the whole run; a message's names may change between rounds, not within one.
     """
 
-    lr: float = 0.1  # η, local learning rate
-
-    one_by_one: ClassVar[bool] = False  # True: clients of a round take turns, each sees the server the last one left
     personal: ClassVar[bool] = True  # False: every client ends with the same model
 
     def __post_init__(self) -> None:
@@ -66,7 +71,7 @@ class Method:
                 self.require(isinstance(value, Real) and isfinite(value), f.name, "a number")
             elif isinstance(f.default, int) and not isinstance(f.default, bool):
                 self.require(isinstance(value, Integral), f.name, "a whole number")
-        self.require(self.lr > 0, "lr", "above 0")
+        self.require(getattr(self, "lr", 1) > 0, "lr", "above 0")
         for name, low in [("epochs", 1), ("momentum", 0), ("weight_decay", 0)]:
             self.require(getattr(self, name, low) >= low, name, f"at least {low}")
         self.require(getattr(self, "momentum", 0) < 1, "momentum", "below 1")
@@ -76,11 +81,20 @@ class Method:
         if not holds:
             raise Refused(f"{type(self).__name__}: {name} must be {what}, not {getattr(self, name)!r}.")
 
+    def require_choice(self, name: str, *choices: str) -> None:
+        """Refuse a word that is none of these."""
+        self.require(getattr(self, name) in choices, name, " or ".join(repr(choice) for choice in choices))
+
     @property
     def descent(self) -> dict[str, Any]:
         """The fields that set local SGD, as `local.sgd` takes them."""
         names = {f.name for f in fields(self)}
         return {name: getattr(self, name) for name in ("lr", "epochs", "momentum", "weight_decay") if name in names}
+
+    @property
+    def one_by_one(self) -> bool:
+        """True: clients of a round take turns, and each sees the server the last one left."""
+        return False
 
     # the server: ordinary Python, trees stacked over the clients of the round
 
@@ -93,6 +107,10 @@ class Method:
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return server
+
+    def serve(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        """What clients get to use rather than to train on; by default the same."""
+        return self.send(server, clients, round)
 
     # the client: one client, trees not stacked
 
@@ -115,10 +133,42 @@ class Method:
         """The client's own model at the moment `trained`: the upload stands for what was received."""
         return self.personalize(local, state, message | upload)
 
-    def measure(self, local: "LocalView", state: Tree, message: Tree) -> Tree:
-        """Numbers for the record, never sent: one scalar tensor a name."""
-        return {}
-
     def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
         """What the personal model answers."""
         return model.logits(personal, x)
+
+    # for the record only, never sent
+
+    def monitor(self, before: Tree, after: Tree, exchange: Exchange) -> Tree:
+        """The server's numbers, every round: tensors by name, and under "per_client" one number a client of the
+        round. Cheap, for it is asked after every round."""
+        return {}
+
+    def note(self, local: "LocalView", state: Tree, message: Tree, upload: Tree) -> Tree:
+        """A client's numbers, every round it takes part in: one scalar a name, with its state after training. Cheap:
+        no pass over the data."""
+        return {}
+
+    @property
+    def measures(self) -> bool:
+        """Whether there is anything to measure."""
+        return type(self).measure is not Method.measure
+
+    def measure(self, local: "LocalView", state: Tree, message: Tree) -> Tree:
+        """A client's numbers when it is evaluated, with the message of a further round: one scalar a name; may pass
+        over the data. Larger tensors are only summed over clients, for `overall`."""
+        return {}
+
+    def overall(self, totals: Tree) -> Tree:
+        """Numbers over all evaluated clients, from the sums of what `measure` gave."""
+        return {}
+
+
+@dataclass(frozen=True)
+class SGDMethod(Method):
+    """A method whose clients train by passes of SGD over their data: `local.sgd(objective, start, **self.descent)`."""
+
+    lr: float = 0.1  # η, local learning rate
+    epochs: int = 2  # E, local epochs
+    momentum: float = 0.0  # of local SGD
+    weight_decay: float = 0.0  # of local SGD

@@ -5,7 +5,7 @@ that carry hidden state in PyTorch are replaced in the skeleton (see `pure.py`).
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedtailor.errors import Refused, unknown
+from fedtailor.metrics import Metric, accuracy, auc, macro_f1
 from fedtailor.pure import BatchNorm, Dropout, join, purify
 from fedtailor.trees import Params
 
@@ -23,14 +24,6 @@ Inputs = Any  # a tensor, or a dict of tensors, samples on the leading axis
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one loss an example
 
 NORMALISATION = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number to report: a function of all outputs and targets of a client."""
-
-    function: Callable[[Tensor, Tensor], Tensor]
-    higher_is_better: bool = True
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -42,12 +35,8 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.argmax(1) == targets).double().mean()
-
-
 LOSSES: dict[str, tuple[Loss, dict[str, Metric]]] = {
-    "classification": (cross_entropy, {"accuracy": Metric(accuracy)}),
+    "classification": (cross_entropy, {"accuracy": Metric(accuracy), "macro_f1": Metric(macro_f1), "auc": Metric(auc)}),
     "regression": (squared_error, {"mse": Metric(lambda o, t: squared_error(o, t).mean(), higher_is_better=False)}),
 }
 
@@ -63,6 +52,7 @@ class Model:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     build: Callable[[], nn.Module] | None = None  # makes fresh weights; None: the module's own are the start
     description: Mapping[str, Any] = field(default_factory=dict)  # for the record
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # layers by the names `split` takes
 
     @cached_property
     def statistics(self) -> tuple[str, ...]:
@@ -100,10 +90,15 @@ class Model:
             return features
         raise Refused(f"The model's forward never calls its head '{self.head}', so there are no features.")
 
-    def split(self, params: Params) -> tuple[Params, Params]:
-        """(body, head): `body | head` is the whole again. A weight that both use (tied) is the body's."""
-        head = {name: p for name, p in params.items() if name in self._head_names}
-        return {name: p for name, p in params.items() if name not in head}, head
+    def split(self, params: Params, part: str | Sequence[str] = "head") -> tuple[Params, Params]:
+        """(rest, part): `rest | part` is the whole again. A weight that both use (tied) is the rest's.
+
+        A part is "head" (the last layer: then the rest is the body), "input" (the first layer), "output" (the head,
+        or what the network lists), "split_input" (what the network lists), a layer's name or a list of them.
+        """
+        names = self._names_of(part)
+        chosen = {name: p for name, p in params.items() if name in names}
+        return {name: p for name, p in params.items() if name not in chosen}, chosen
 
     def layers(self) -> dict[str, list[str]]:
         """Every layer that owns parameters and their names, in order; normalisation is left out."""
@@ -160,13 +155,35 @@ class Model:
     def higher_is_better(self) -> bool:
         return self.score in self.metrics and self.metrics[self.score].higher_is_better
 
+    def _names_of(self, part: str | Sequence[str]) -> frozenset[str]:
+        """Names in Params of the tensors that no layer outside a part uses."""
+        key = part if isinstance(part, str) else tuple(part)
+        if key not in self._known_parts:
+            inside = {layer for name in self._layers_of(part) for layer in self._layer(name).modules()}
+            outside = {name for layer, _, name in self._places if layer not in inside}
+            self._known_parts[key] = frozenset(self.names) - outside
+        return self._known_parts[key]
+
     @cached_property
-    def _head_names(self) -> frozenset[str]:
-        """Names in Params of the tensors that no layer outside the head uses."""
-        if self.head is None:
-            return frozenset()
-        head = set(self.module.get_submodule(self.head).modules())
-        return frozenset(self.names) - {name for layer, _, name in self._places if layer not in head}
+    def _known_parts(self) -> dict[str | tuple[str, ...], frozenset[str]]:
+        return {}
+
+    def _layers_of(self, part: str | Sequence[str]) -> Sequence[str]:
+        if not isinstance(part, str):
+            return part
+        if part in self.parts:
+            return self.parts[part]
+        if part == "split_input":
+            raise Refused("This network lists no layers for 'split_input'; give the personal layers as a list.")
+        last = [] if self.head is None else [self.head]
+        usual = {"head": last, "output": last, "input": list(self.layers())[:1]}
+        return usual.get(part, [part])
+
+    def _layer(self, name: str) -> nn.Module:
+        try:
+            return self.module.get_submodule(name)
+        except AttributeError:
+            raise unknown("layer", name, self.layers()) from None
 
     @cached_property
     def _places(self) -> list[tuple[nn.Module, str, str]]:
@@ -203,11 +220,13 @@ def wrap(
     head: str | None = "head",
     loss: str | Loss = "classification",
     metrics: Mapping[str, Metric | Callable[[Tensor, Tensor], Tensor]] | None = None,
+    parts: Mapping[str, Sequence[str]] | None = None,
 ) -> Model:
     """Any module as a Model. `head` names its last layer; `loss` is "classification", "regression" or a function of
     (outputs, targets) that gives one loss an example; `metrics` are functions of all of a client's (outputs, targets)
     that give one number, and the first one ranks. More of it is better in classification, less elsewhere, as of an
-    error; to say otherwise, give ft.Metric(function, higher_is_better=...).
+    error; to say otherwise, give ft.Metric(function, higher_is_better=...). `parts` names layers for methods that split
+    the model: parts={"split_input": ["camera"]}.
 
     >>> wrap(nn.Sequential(nn.Linear(4, 3)), head="0").head
     '0'
@@ -230,7 +249,10 @@ def wrap(
         body.get_submodule(head).register_forward_pre_hook(_stop)
     description = {"name": type(module).__name__}
     chosen = usual if metrics is None else own
-    return Model(skeleton.train(), body.train(), head, function, chosen, description=description)
+    model = Model(skeleton.train(), body.train(), head, function, chosen, description=description, parts=parts or {})
+    for part in parts or {}:
+        model.split({}, part)  # refuses names that are not there
+    return model
 
 
 def as_model(model: Model | nn.Module) -> Model:

@@ -40,7 +40,7 @@ def network(name: str, fed: Federation, **settings: Any) -> Model:
     build = partial(spec.build, fed.shape, outputs)
     with torch.random.fork_rng(devices=[]):
         model = wrap(build(), loss="classification" if fed.classes is not None else "regression")
-    return replace(model, build=build, description={"name": name, **vars(spec)})
+    return replace(model, build=build, description={"name": name, **vars(spec)}, parts=getattr(kind, "parts", {}))
 
 
 def _normalise(norm: str, channels: int) -> nn.Module:
@@ -114,6 +114,7 @@ class CNN:
     """FedAPM's network: two 3×3 convolutions of 16 and 32 channels, a layer of 128."""
 
     norm: str = "none"  # after each convolution: none (the paper's), group or batch
+    parts: ClassVar[dict[str, tuple[str, ...]]] = {"output": ("fc1", "head")}  # FedAPM's personal layers
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
         channels, height, width = _picture(shape, "cnn", smallest=4)

@@ -3,6 +3,7 @@
 experiment.toml         what was asked for
 run.json                where it ran, who the clients are
 rounds.jsonl            one line a round
+arrays/0007.safetensors ...   what is too large for a line of it: a monitor's arrays of round 7
 personal/trained/000.safetensors ...   every client's own model, an ordinary state_dict; also personal/received/
 state.safetensors       the server and what every client keeps; written last: a run that has it is finished
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from fedtailor.errors import Refused
 from fedtailor.run import MOMENTS, Record, Run
@@ -43,10 +45,18 @@ class RunWriter:
         (folder / "run.json").write_text(info)
         (folder / "rounds.jsonl").touch()
 
-    def add(self, record: Record) -> None:
-        """Append a round."""
+    def add(self, record: Record) -> Record:
+        """Append a round; its large arrays go to a file, and the record that is returned names that."""
+        large = {name: value for name, value in record["monitor"].items() if isinstance(value, Tensor)}
+        if large:
+            file = f"arrays/{record['round']:04d}.safetensors"
+            (self._folder / "arrays").mkdir(exist_ok=True)
+            _save(large, self._folder / file)
+            named = {name: {"file": file, "shape": list(value.shape)} for name, value in large.items()}
+            record = record | {"monitor": record["monitor"] | named}
         with (self._folder / "rounds.jsonl").open("a") as lines:
             lines.write(json.dumps(_without_nan(record), allow_nan=False) + "\n")
+        return record
 
     def finish(self, run: Run) -> None:
         """Keep the models and the state."""
@@ -85,7 +95,7 @@ def open_run(path: str | Path) -> Run:
         records,
         server=tree.get("server", {}),
         get_client=lambda client: clients.get(str(client), {}),
-        get_personal=lambda client, moment: _load(folder / "personal" / moment / f"{client:03d}.safetensors"),
+        get_personal=lambda client, moment: load_tensors(folder / "personal" / moment / f"{client:03d}.safetensors"),
         folder=folder,
     )
 
@@ -135,11 +145,12 @@ def _save(tensors: Params, path: Path) -> None:
     beside.replace(path)
 
 
-def _load(path: Path) -> Params:
+def load_tensors(path: Path) -> Params:
+    """The tensors in a file of a run."""
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise Refused(f"The model in '{path}' cannot be read: {error}.") from error
+        raise Refused(f"The tensors in '{path}' cannot be read: {error}.") from error
 
 
 def _without_nan(value: Any) -> Any:
@@ -157,4 +168,13 @@ def _with_numbers(record: Record) -> Record:
         for name, values in record.get(group, {}).items():
             numbers = {int(client): math.nan if value is None else value for client, value in values.items()}
             record[group][name] = numbers
+    record["monitor"] = _with_nan(record.get("monitor", {}))
     return record
+
+
+def _with_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_nan(child) for name, child in value.items()}
+    if isinstance(value, list):
+        return [_with_nan(child) for child in value]
+    return math.nan if value is None else value

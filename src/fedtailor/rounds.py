@@ -22,10 +22,10 @@ from fedtailor.federation import Federation
 from fedtailor.local import Common, LocalView
 from fedtailor.method import Exchange, Method, Setup
 from fedtailor.model import Model
-from fedtailor.run import Record
+from fedtailor.run import LARGE, Record
 from fedtailor.settings import Settings
 from fedtailor.store import ClientStore
-from fedtailor.trees import Params, Tree, flatten, map_leaves, take
+from fedtailor.trees import Params, Tree, add, flatten, map_leaves, take
 from fedtailor.trial import check_fit, useful_threads
 from fedtailor.wire import LeakGuard, count_bytes, deliver
 
@@ -143,6 +143,8 @@ class Rounds:
         started = time.perf_counter()
         down: dict[int, int] = {}
         up: dict[int, int] = {}
+        monitor: Tree = {}
+        notes: dict[str, Values] = {}
         for cohort in [[client] for client in clients] if self.method.one_by_one else [list(clients)]:
             sent = deliver(self.method.send(self.server, cohort, number))
             result = self.engine.apply(self._train, number, cohort, self.states.get(cohort, self.device), sent)
@@ -151,8 +153,11 @@ class Rounds:
             self.states.put(cohort, result["state"])
             self._keep_trained(cohort, result["trained"])
             sizes = self.sizes[cohort]
-            exchange = Exchange(number, cohort, self.common.num_clients, sizes, sent, received)
-            self.server = self.method.receive(self.server, exchange)
+            exchange = Exchange(number, cohort, self.common.num_clients, sizes, self.model, sent, received)
+            before, self.server = self.server, self.method.receive(self.server, exchange)
+            seen = self.method.monitor(before, self.server, exchange)
+            _extend(notes, _by_client(cohort, result["notes"] | seen.pop("per_client", {})))
+            monitor |= seen
             down |= zip(cohort, count_bytes(sent, len(cohort)), strict=True)
             up |= zip(cohort, count_bytes(received, len(cohort)), strict=True)
         if self.device.type == "cuda":
@@ -170,7 +175,8 @@ class Rounds:
                 for moment in ("received", "trained")
                 for kind in ("", "_mean")
             },
-            "per_client": {"bytes_up": up, "bytes_down": down},
+            "monitor": {name: _plain(value) for name, value in monitor.items()},
+            "per_client": {"bytes_up": up, "bytes_down": down} | notes,
         }
 
     @torch.no_grad()
@@ -179,41 +185,51 @@ class Rounds:
         started, following = time.perf_counter(), line["round"] + 1
         chosen, here = self._chosen(line["clients"], who), set(line["clients"])
         values: dict[str, Values] = {}
+        measured: dict[str, Values] = {}
+        totals: Tree = {}
         for cohort in _cohorts(chosen):
             _extend(values, self._scores(cohort, self.received(cohort, following), "received"))
-            _extend(values, self._measures(cohort, following))
+            if self.method.measures:
+                stacked = self._ask(self.method.measure, self.method.send, self.server, cohort, following)
+                _extend(measured, _by_client(cohort, stacked))
+                sums = map_leaves(lambda leaf: leaf.sum(0), stacked)
+                totals = add(totals, sums) if totals else sums
         for cohort in _cohorts([client for client in chosen if client in here]):
             personal = self.as_trained(cohort)
             _extend(values, self._scores(cohort, personal, "trained"))
-            _extend(values, {"loss": self.evaluator(cohort, personal, self.train)["loss"]})
+            _extend(values, {"loss": self.evaluator(cohort, personal, self.train, only="loss")["loss"]})
         for name, found in values.items():
             kind = self.train if name == "loss" else self.validation if name.startswith("validation_") else self.test
             weights = [len(own) for own in kind]
             line |= {name: weighted_mean(found, weights), f"{name}_mean": plain_mean(found)}
         losses = [values.get(f"loss_{moment}", {}) for moment in ("received", "trained")]
         line["diverged"] = sorted({c for found in losses for c, loss in found.items() if not isfinite(loss)})
+        line["monitor"] |= (
+            {name: _plain(value) for name, value in self.method.overall(totals).items()} if totals else {}
+        )
+        line |= {f"{name}_mean": plain_mean(found) for name, found in measured.items()}
         if last:
             absent = [client for client in chosen if client not in here]
             line["last_trained"] = self._last_trained(values, absent)
-        line["per_client"] |= values
+        line["per_client"] |= values | measured
         return line | {"seconds_evaluating": time.perf_counter() - started}
 
     @torch.no_grad()
     def received(self, clients: Sequence[int], number: int) -> Tree:
         """These clients' own models if round `number` began now, stacked."""
-        return self._ask(self.method.personalize, self.server, clients, number)
+        return self._ask(self.method.personalize, self.method.serve, self.server, clients, number)
 
     def as_trained(self, clients: Sequence[int]) -> Tree:
         """These clients' own models as they last trained, stacked; the initial ones of those that never did."""
         store = self.trained
         if store is None:
-            return self._ask(self.method.personalize, self.start, clients, 1)
+            return self._ask(self.method.personalize, self.method.serve, self.start, clients, 1)
         if all(store.has(client) for client in clients):
             return store.get(clients, self.device)
         models = [
             store.get([client], self.device)
             if store.has(client)
-            else self._ask(self.method.personalize, self.start, [client], 1)
+            else self._ask(self.method.personalize, self.method.serve, self.start, [client], 1)
             for client in clients
         ]
         return map_leaves(lambda *parts: torch.cat(parts), *models)
@@ -233,11 +249,23 @@ class Rounds:
         if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(part, dict) for part in result)):
             raise Refused(f"{type(self.method).__name__}.train must return two dicts: (state, upload).")
         state, upload = result
-        return {"state": state, "upload": upload, "trained": self.method.trained(local, state, message, upload)}
+        return {
+            "state": state,
+            "upload": upload,
+            "trained": self.method.trained(local, state, message, upload),
+            "notes": self.method.note(local, state, message, upload),
+        }
 
-    def _ask(self, function: Callable[..., Tree], server: Tree, clients: Sequence[int], number: int) -> Tree:
+    def _ask(
+        self,
+        function: Callable[..., Tree],
+        send: Callable[..., Tree],
+        server: Tree,
+        clients: Sequence[int],
+        number: int,
+    ) -> Tree:
         """function(local, state, message) of these clients as if round `number` began with this server, stacked."""
-        sent = deliver(self.method.send(server, clients, number))
+        sent = deliver(send(server, clients, number))
         return self.engine.apply(function, number, clients, self.states.get(clients, self.device), sent)
 
     def _keep_trained(self, clients: Sequence[int], trained: Tree) -> None:
@@ -256,7 +284,7 @@ class Rounds:
     def _scores(self, clients: Sequence[int], personal: Tree, moment: str) -> dict[str, Values]:
         found = {f"{n}_{moment}": v for n, v in self.evaluator(clients, personal, self.test).items()}
         if any(len(self.validation[client]) for client in clients):
-            held = self.evaluator(clients, personal, self.validation)
+            held = self.evaluator(clients, personal, self.validation, only=self.model.score)
             found[f"validation_{moment}"] = held[self.model.score]
         return found
 
@@ -266,12 +294,6 @@ class Rounds:
         for cohort in _cohorts(absent):
             _extend(found, self.evaluator(cohort, self.as_trained(cohort), self.test))
         return found
-
-    def _measures(self, clients: Sequence[int], number: int) -> dict[str, Values]:
-        if type(self.method).measure is Method.measure:
-            return {}
-        measured = self._ask(self.method.measure, self.server, clients, number)
-        return {name: dict(zip(clients, values.tolist(), strict=True)) for name, values in measured.items()}
 
 
 def _hold_out(fed: Federation, share: float, seed: int, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
@@ -286,6 +308,17 @@ def _cohorts(clients: Sequence[int]) -> Iterator[Sequence[int]]:
     """A few clients at a time, so that evaluating everyone takes no more memory than evaluating some."""
     for start in range(0, len(clients), _COHORT):
         yield clients[start : start + _COHORT]
+
+
+def _by_client(clients: Sequence[int], stacked: Tree) -> dict[str, Values]:
+    """Name -> client -> number, of what is one number a client."""
+    numbers = {name: leaf for name, leaf in stacked.items() if isinstance(leaf, Tensor) and leaf.ndim == 1}
+    return {name: dict(zip(clients, leaf.tolist(), strict=True)) for name, leaf in numbers.items()}
+
+
+def _plain(value: Tensor) -> Any:
+    """A number or nested lists; large arrays stay tensors, which take a tenth of the memory."""
+    return value.tolist() if value.numel() <= LARGE else value.cpu()
 
 
 def _extend(values: dict[str, Values], more: dict[str, Values]) -> None:

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtailor.errors import Refused
-from fedtailor.evaluation import Values, plain_mean, weighted_mean, worst_tenth
+import torch
+
+from fedtailor.errors import Refused, unknown
+from fedtailor.evaluation import Values, largest_tenth, plain_mean, weighted_mean, worst_tenth
 from fedtailor.trees import Params, Tree
 
 Record = dict[str, Any]  # one round; "per_client" maps a name to client -> number
 MOMENTS = ("received", "trained")
+LARGE = 10_000  # numbers: an array beyond is kept as a tensor, on disk in a file beside the record
 
 
 @dataclass(eq=False)
@@ -47,37 +50,68 @@ class Run:
         return {} if picked is None else self._trajectory(moment, score or self.info["score"])[picked]
 
     def summary(self, alone: "Run | None" = None) -> dict[str, Any]:
-        """Moment -> choice of round -> numbers; `alone` is a run of Local on the same clients.
+        """Moment -> choice of round -> `numbers`.
 
         The choices: `last`; `best_validation`, None without validation data; `best_test`, which is what most papers
-        print, and optimistic; both are sought among the rounds in which all clients are known. The numbers: the score
-        over all test samples and as the plain mean over clients, the mean of the worst 10 % of clients, the shares of
-        clients that do better and worse than alone.
+        print, and optimistic; both are sought among the rounds in which all clients are known.
         """
         choices = ("last", "best_validation", "best_test")
-        return {moment: {choice: self._summarise(moment, choice, alone) for choice in choices} for moment in MOMENTS}
+        return {moment: {choice: self.numbers(moment, choice, alone) for choice in choices} for moment in MOMENTS}
 
-    def total(self, name: str) -> float:
-        """The sum of bytes_up, bytes_down or seconds over the rounds."""
-        return float(sum(record[name] for record in self.records))
+    def numbers(self, moment: str, choice: str = "last", alone: "Run | None" = None) -> dict[str, Any] | None:
+        """One choice of the summary: the score over all test samples (`weighted`), as the plain mean over clients, of
+        the worst 10 % of clients, and of the 10 % with most training samples; `metrics`: the loss and all other metrics
+        in the same round; with a run of Local on the same clients, the shares that do better and worse than `alone`.
 
-    def _summarise(self, moment: str, choice: str, alone: "Run | None") -> dict[str, Any] | None:
+        `clients` says over how many a number is: who has no defined value (the AUC of a client with one class) is left
+        out; who diverged is not, and makes a mean NaN.
+        """
         picked = self._pick_round(moment, choice)
         if picked is None:
             return None
         values, better = self._trajectory(moment, self.info["score"])[picked], self.info["higher_is_better"]
         numbers = {
             "round": self.records[picked]["round"],
-            "clients": len(values),
-            "weighted": weighted_mean(values, self._sizes("test")),
-            "mean": plain_mean(values),
+            **self._means(values),
             "worst_tenth": worst_tenth(values, better),
+            "largest_tenth": largest_tenth(values, self._sizes("train")),
+            "metrics": {name: self._means(self._trajectory(moment, name)[picked]) for name in self._other_metrics()},
         }
         if alone is None:
             return numbers
         if alone._identities() != self._identities():
             raise Refused("A run can only be compared with training alone on the same clients and test data.")
         return numbers | _against(values, alone.scores(moment, choice), better)
+
+    def monitor(self, name: str) -> dict[int, Any]:
+        """Round -> what the method recorded of itself under that name: a number, or an array as a tensor."""
+        known = sorted({key for record in self.records for key in record["monitor"]})
+        if name not in known:
+            raise unknown("monitor", name, known)
+        values = {r["round"]: r["monitor"][name] for r in self.records if name in r["monitor"]}
+        return {number: self._array(value, name) for number, value in values.items()}
+
+    def _array(self, value: Any, name: str) -> Any:
+        if isinstance(value, dict):
+            from fedtailor.record import load_tensors  # needs safetensors, which a run in memory does not
+
+            assert self.folder is not None
+            return load_tensors(self.folder / value["file"])[name]
+        return torch.tensor(value) if isinstance(value, list) else value
+
+    def total(self, name: str) -> float:
+        """The sum of bytes_up, bytes_down or seconds over the rounds."""
+        return float(sum(record[name] for record in self.records))
+
+    def _means(self, values: Values) -> dict[str, Any]:
+        weighted = weighted_mean(values, self._sizes("test"))
+        return {"clients": len(values), "weighted": weighted, "mean": plain_mean(values)}
+
+    def _other_metrics(self) -> list[str]:
+        """All that is evaluated besides the score, the loss among it."""
+        names = (name.rpartition("_") for record in self.records for name in record["per_client"])
+        found = dict.fromkeys(metric for metric, _, moment in names if moment in MOMENTS)
+        return [metric for metric in found if metric not in (self.info["score"], "validation")]
 
     def _pick_round(self, moment: str, choice: str) -> int | None:
         """Position of the round. The best is sought among rounds that know all clients, for over other clients a
@@ -102,12 +136,14 @@ class Run:
 
     def _trajectory(self, moment: str, score: str) -> list[Values]:
         """What is known after every round. received: of that round alone. trained: of every client as it last trained,
-        for absent clients are as they last were."""
+        for absent clients are as they last were; who was evaluated and has no defined score now, has none."""
         known: list[Values] = []
         latest: Values = {}
         for record in self.records:
             here = record["per_client"].get(f"{score}_{moment}", {})
             latest = dict(here) if moment == "received" else latest | here
+            for client in record["per_client"].get(f"loss_{moment}", {}).keys() - here.keys():
+                latest.pop(client, None)
             known.append(dict(record.get("last_trained", {}).get(score, latest)) if moment == "trained" else latest)
         return known
 

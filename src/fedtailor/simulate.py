@@ -105,10 +105,11 @@ def carry_out(
             line, last = loop.round(number, clients), number == len(plan)
             if last or number % settings.evaluate_every == 0:
                 line = loop.evaluate(line, settings.evaluate, last)
+        if writer is not None:
+            line = writer.add(line)
         run.records.append(line)
-        for reader in (writer.add if writer else None, record):
-            if reader is not None:
-                reader(line)
+        if record is not None:
+            record(line)
     run.server = loop.server
     if writer is not None:
         writer.finish(run)

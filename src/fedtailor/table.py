@@ -9,9 +9,17 @@ from rich import box
 from rich.table import Table
 
 from fedtailor.errors import Refused
-from fedtailor.run import Run
+from fedtailor.run import MOMENTS, Run
 
-_CHOICES = {"last": "last", "best_validation": "best on validation", "best_test": "best on test"}
+_CHOICES = {"last": "last", "best_validation": "best on\nvalidation", "best_test": "best on\ntest"}
+_NUMBERS = {
+    "weighted": "all samples",
+    "mean": "mean of clients",
+    "worst_tenth": "worst 10 %",
+    "largest_tenth": "largest 10 %",
+}
+_NAMES = {"macro_f1": "macro F1", "auc": "AUC"}
+_SHARES = ("accuracy", "macro_f1", "auc")  # shown in %
 _T95 = (
     12.71,
     4.30,
@@ -27,19 +35,21 @@ Groups = dict[str, list[Run]]  # method -> its runs, one a seed
 
 
 def run_table(run: Run) -> Table:
-    """One run: both moments, every choice of round."""
-    title = f"{_where(run)}; {_score(run)}"
-    table = _table(title, ["moment", "round", "", "all samples", "mean of clients", "worst 10 %"], left=3)
-    for moment, choices in run.summary().items():
-        for choice, numbers in choices.items():
-            if numbers is not None:
-                shown = [_number(run, numbers[name]) for name in ("weighted", "mean", "worst_tenth")]
-                table.add_row(moment, str(numbers["round"]), _CHOICES[choice], *shown)
+    """One run: both moments, every choice of round; then the other metrics."""
+    chosen = {(m, c): numbers for m, choices in run.summary().items() for c, numbers in choices.items() if numbers}
+    headings = [f"{moment}\n{_CHOICES[choice]}" for moment, choice in chosen]
+    table = _table(f"{_where(run)}; {_score(run)}", ["", *headings], left=1)
+    table.add_row("round", *(str(numbers["round"]) for numbers in chosen.values()))
+    for number, label in _NUMBERS.items():
+        table.add_row(label, *(_number(run.info["score"], numbers[number]) for numbers in chosen.values()))
+    for name in (others := _others([run])):
+        shown = (_number(name, numbers["metrics"][name]["weighted"]) for numbers in chosen.values())
+        table.add_row(_heading(name), *shown)
     up, down = (run.total(name) / 1e6 for name in ("bytes_up", "bytes_down"))
     lost = run.records[-1].get("diverged", [])
     table.caption = f"{len(lost)} clients diverged: try a smaller lr. " if lost else ""
     table.caption += f"{run.total('seconds'):.1f} s of training; {up:.1f} MB up and {down:.1f} MB down in all. "
-    table.caption += "Best on test is what most papers print, and optimistic."
+    table.caption += f"Best on test is what most papers print, and optimistic.{_about(others, [run])}"
     return table
 
 
@@ -54,7 +64,7 @@ def comparison(runs: Sequence[Run]) -> Table:
     for name in _ranked(groups):
         group = groups[name]
         wanted = [("trained", "weighted"), ("received", "weighted"), ("trained", "worst_tenth")]
-        shown = [_spread(first, _over(group, *what)) for what in wanted]
+        shown = [_spread(first.info["score"], _over(group, *what)) for what in wanted]
         up, down, seconds = (mean(run.total(key) for run in group) for key in ("bytes_up", "bytes_down", "seconds"))
         alone = _share(group, groups.get("local", []), "better_than_alone") if name != "local" else ""
         table.add_row(name, *shown, alone, f"{up / 1e6:.1f}", f"{down / 1e6:.1f}", f"{seconds:.1f}")
@@ -65,12 +75,25 @@ def comparison(runs: Sequence[Run]) -> Table:
     return table
 
 
+def other_metrics(runs: Sequence[Run]) -> Table:
+    """What the comparison leaves out, in its order: the 10 % of clients with most samples, macro F1, AUC, loss."""
+    groups, first, names = _by_method(runs), runs[0], _others(runs)
+    table = _table("", ["method", "largest 10 %", *map(_heading, names)], left=1)
+    for name in _ranked(groups):
+        shown = [_spread(first.info["score"], _over(groups[name], "trained", "largest_tenth"))]
+        shown += [_spread(metric, _over(groups[name], "trained", "weighted", metric)) for metric in names]
+        table.add_row(name, *shown)
+    table.caption = f"Last round, trained. largest 10 %: of clients, by training samples.{_about(names, runs)}"
+    return table
+
+
 def verdict(runs: Sequence[Run]) -> str:
     """What the comparison found, in words, and whether it is more than chance over the seeds."""
     groups, first = _by_method(runs), runs[0]
     ranked = _ranked(groups)
-    unit = " %" if _in_percent(first) else ""
-    shown = {name: _spread(first, _over(groups[name], "trained", "weighted")) + unit for name in ranked}
+    score = first.info["score"]
+    unit = " %" if score in _SHARES else ""
+    shown = {name: _spread(score, _over(groups[name], "trained", "weighted")) + unit for name in ranked}
     best = ranked[0]
     if "local" not in groups or len(ranked) == 1:
         return f"Best here: {best} with {shown[best]}."
@@ -94,6 +117,8 @@ def _chance(group: Sequence[Run], local: Sequence[Run]) -> str:
     gaps = [ours[0] - theirs[0] for ours, theirs in pairs if ours and theirs]
     if len(gaps) < 2:
         return "This is one seed: the difference may be chance."
+    if not all(map(isfinite, gaps)):
+        return "A run diverged, so the difference says nothing."
     limit = _T95[min(len(gaps) - 2, len(_T95) - 1)] * stdev(gaps) / len(gaps) ** 0.5
     return f"Over {len(gaps)} seeds the difference is {'more than' if abs(mean(gaps)) > limit else 'within'} chance."
 
@@ -116,7 +141,31 @@ def _where(run: Run, method: bool = True) -> str:
 
 
 def _score(run: Run) -> str:
-    return f"{run.info['score']} in %" if _in_percent(run) else str(run.info["score"])
+    return _heading(run.info["score"]) + (" in %" if run.info["score"] in _SHARES else "")
+
+
+def _heading(metric: str) -> str:
+    return _NAMES.get(metric, metric)
+
+
+def _others(runs: Sequence[Run]) -> list[str]:
+    """The metrics besides the score, the loss last."""
+    found = [numbers["metrics"] for run in runs for moment in MOMENTS if (numbers := run.numbers(moment))]
+    return sorted({name: None for metrics in found for name in metrics}, key=lambda name: name == "loss")
+
+
+def _about(others: Sequence[str], runs: Sequence[Run]) -> str:
+    """How the other metrics are meant, and for whom a metric is undefined."""
+    said = f" {', '.join(map(_heading, others))}: every client's, weighted by its test samples." if others else ""
+    last = [numbers for run in runs if (numbers := run.numbers("trained") or run.numbers("received"))]
+    score = runs[0].info["score"]
+    counts = [{name: n["clients"] for name, n in ({score: numbers} | numbers["metrics"]).items()} for numbers in last]
+    for name in (score, *others):
+        missing = {max(clients.values()) - clients[name] for clients in counts if name in clients}
+        if any(missing):
+            many = f"{min(missing)} to {max(missing)} clients" if len(missing) > 1 else f"{max(missing)} clients"
+            said += f" {_heading(name)} is undefined for {'1 client' if missing == {1} else many}."
+    return said
 
 
 def _by_method(runs: Sequence[Run]) -> Groups:
@@ -155,10 +204,11 @@ def _ranked(groups: Groups) -> list[str]:
     return sorted(groups, key=height, reverse=True)
 
 
-def _over(group: Sequence[Run], moment: str, number: str) -> list[float]:
-    """A number of the last round, one for every seed."""
-    summaries = [run.summary()[moment]["last"] for run in group]
-    return [summary[number] for summary in summaries if summary is not None and summary[number] is not None]
+def _over(group: Sequence[Run], moment: str, number: str, metric: str | None = None) -> list[float]:
+    """A number of the last round, of the score or of another metric, one for every seed."""
+    last = [numbers for run in group if (numbers := run.numbers(moment))]
+    found = [numbers if metric is None else numbers["metrics"].get(metric, {}) for numbers in last]
+    return [numbers[number] for numbers in found if numbers.get(number) is not None]
 
 
 def _pairs(group: Sequence[Run], local: Sequence[Run]) -> list[tuple[Run, Run]]:
@@ -169,25 +219,22 @@ def _pairs(group: Sequence[Run], local: Sequence[Run]) -> list[tuple[Run, Run]]:
 
 def _share(group: Sequence[Run], local: Sequence[Run], which: str) -> str:
     """The share of clients that do better, or worse, than alone, over all seeds."""
-    found = [run.summary(alone)["trained"]["last"] for run, alone in _pairs(group, local)]
+    found = [run.numbers("trained", alone=alone) for run, alone in _pairs(group, local)]
     known = [numbers[which] for numbers in found if numbers is not None and numbers[which] is not None]
     return f"{100 * mean(known):.0f} %" if known else ""
 
 
-def _spread(run: Run, values: Sequence[float]) -> str:
+def _spread(metric: str, values: Sequence[float]) -> str:
     if not values:
         return ""
-    return _number(run, mean(values)) + (f" ± {_number(run, stdev(values))}" if len(values) > 1 else "")
+    several = len(values) > 1 and all(map(isfinite, values))  # who diverged has no spread
+    return _number(metric, mean(values)) + (f" ± {_number(metric, stdev(values))}" if several else "")
 
 
-def _number(run: Run, value: float | None) -> str:
+def _number(metric: str, value: float | None) -> str:
     if value is None:
         return ""
-    return f"{100 * value:.1f}" if _in_percent(run) else f"{value:.4g}"
-
-
-def _in_percent(run: Run) -> bool:
-    return bool(run.info["score"] == "accuracy")
+    return f"{100 * value:.1f}" if metric in _SHARES else f"{value:.4g}"
 
 
 def _table(title: str, columns: Sequence[str], left: int) -> Table:

@@ -160,6 +160,44 @@ def mean(stacked: Tree, weights: Tensor | None = None) -> Tree:
     return map_leaves(lambda leaf: torch.tensordot(shares.to(leaf), leaf, dims=1), stacked)
 
 
+def combine(weights: Tensor, stacked: Tree) -> Tree:
+    """Every row of weights makes one tree of the stacked ones: Σ_j weights[i, j] · tree_j, stacked over i.
+
+    >>> combine(torch.tensor([[0.5, 0.5]]), {"a": torch.tensor([1.0, 3.0])})
+    {'a': tensor([2.])}
+    """
+    return map_leaves(lambda leaf: torch.tensordot(weights.to(leaf.dtype), leaf, dims=1), stacked)
+
+
+def dots(a: Tree, b: Tree) -> Tensor:
+    """The inner products of all pairs of two stacked trees: [clients of a, clients of b].
+
+    >>> dots({"a": torch.tensor([[1.0, 2.0]])}, {"a": torch.tensor([[1.0, 1.0], [0.0, 3.0]])})
+    tensor([[3., 6.]])
+    """
+    products = map_leaves(lambda x, y: x.flatten(1) @ y.flatten(1).T, a, b)
+    return torch.stack([leaf for _, leaf in leaves(products) if isinstance(leaf, Tensor)]).sum(0)
+
+
+def squared_norms(stacked: Tree) -> Tensor:
+    """‖tree_i‖² of every stacked tree.
+
+    >>> squared_norms({"a": torch.tensor([[3.0, 4.0], [0.0, 1.0]])})
+    tensor([25.,  1.])
+    """
+    squares = [leaf.square().flatten(1).sum(1) for _, leaf in leaves(stacked) if isinstance(leaf, Tensor)]
+    return torch.stack(squares).sum(0)
+
+
+def put(stacked: Tree, positions: Tensor, rows: Tree) -> Tree:
+    """The stacked trees with those at some positions replaced; the old ones are left as they were.
+
+    >>> put({"a": torch.tensor([1.0, 2.0])}, torch.tensor([1]), {"a": torch.tensor([5.0])})
+    {'a': tensor([1., 5.])}
+    """
+    return map_leaves(lambda leaf, row: leaf.index_copy(0, positions, row), stacked, rows)
+
+
 def flatten(tree: Tree) -> Params:
     """A flat dict of tensors with "/" between names, for files; `unflatten` undoes it."""
     flat: Params = {}

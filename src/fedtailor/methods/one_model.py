@@ -1,26 +1,26 @@
 """Methods that train one model for everyone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
+
 from fedtailor.local import LocalView
-from fedtailor.method import Exchange, Method, Setup
-from fedtailor.trees import Tree, add, dot, mean, scale, squared_distance, sub, zeros_like
+from fedtailor.method import Exchange, Method, Setup, SGDMethod
+from fedtailor.trees import Tree, add, dot, mean, repeat, scale, squared_distance, squared_norms, sub, zeros_like
 
 
 @dataclass(frozen=True)
-class FedAvg(Method):
+class FedAvg(SGDMethod):
     """McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017."""
 
-    epochs: int = 2  # E, local epochs
-    momentum: float = 0.0  # of local SGD
-    weight_decay: float = 0.0  # of local SGD
     weights: Literal["size", "uniform"] = "size"  # of clients in the average: by samples (the paper's), or all alike
     personal: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.weights in ("size", "uniform"), "weights", "'size' or 'uniform'")
+        self.require_choice("weights", "size", "uniform")
 
     def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         params = local.sgd(local.loss, message["params"], **self.descent)
@@ -31,12 +31,9 @@ class FedAvg(Method):
 
 
 @dataclass(frozen=True)
-class FedProx(Method):
+class FedProx(SGDMethod):
     """Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020."""
 
-    epochs: int = 2  # E, local epochs
-    momentum: float = 0.0  # of local SGD
-    weight_decay: float = 0.0  # of local SGD
     mu: float = 0.1  # μ, pull towards the received model
     personal: ClassVar[bool] = False
 
@@ -63,6 +60,7 @@ class Scaffold(Method):
     Plain SGD only: momentum or weight decay would break the estimate of the gradient from (θ − y) / (K η).
     """
 
+    lr: float = 0.1  # η, local learning rate
     epochs: int = 2  # local epochs, K batches in all
     server_lr: float = 1.0  # η_g, step of the server
     personal: ClassVar[bool] = False
@@ -95,3 +93,43 @@ class Scaffold(Method):
             "params": add(server["params"], scale(step, self.server_lr)),
             "control": add(server["control"], scale(average["control_delta"], share)),
         }
+
+
+@dataclass(frozen=True)
+class FedExP(SGDMethod):
+    """Jhunjhunwala, Wang, Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023."""
+
+    weights: Literal["size", "uniform"] = "uniform"  # of clients in the average: all alike (the paper's), or by samples
+    epsilon: float = 0.001  # ε, keeps the step finite (0.1 for EMNIST in the paper)
+    average_last: bool = True  # the model to use is the mean of the last two; training goes on from the last
+    personal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_choice("weights", "size", "uniform")
+        self.require(self.epsilon > 0, "epsilon", "above 0")
+
+    def init_server(self, setup: Setup) -> Tree:
+        return {"params": setup.params, "previous": setup.params}
+
+    def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        return repeat({"params": server["params"]}, len(clients))
+
+    def serve(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        last, previous = server["params"], server["previous"]
+        used = scale(add(last, previous), 0.5) if self.average_last else last
+        return repeat({"params": used}, len(clients))
+
+    def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        params = local.sgd(local.loss, message["params"], **self.descent)
+        return state, {"params": params}
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        weights = exchange.sizes if self.weights == "size" else torch.ones_like(exchange.sizes)
+        average, trainable = mean(exchange.received["params"], weights), exchange.model.trainable
+        changes = trainable(sub(exchange.received["params"], exchange.sent["params"]))  # Δ_i
+        change = trainable(sub(average, server["params"]))  # their mean
+        squares = mean({"mean": squared_norms(changes)}, weights)["mean"]
+        step = (squares / (2 * (dot(change, change) + self.epsilon))).clamp(min=1)  # η_g
+        moved = add(trainable(server["params"]), scale(change, step))
+        return {"params": average | moved, "previous": server["params"]}  # running statistics are only averaged

@@ -2,18 +2,14 @@
 
 from dataclasses import dataclass
 
-from fedtailor.local import LocalView
-from fedtailor.method import Exchange, Method, Setup
-from fedtailor.trees import Tree, mean, squared_distance
+from fedtailor.local import Batch, LocalView
+from fedtailor.method import Exchange, Method, Setup, SGDMethod
+from fedtailor.trees import Tree, add, mean, scale, squared_distance, sub
 
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(SGDMethod):
     """Training alone: every client from the common start, nothing crosses. The measure of every federation."""
-
-    epochs: int = 2  # E, local epochs
-    momentum: float = 0.0  # of local SGD
-    weight_decay: float = 0.0  # of local SGD
 
     def init_server(self, setup: Setup) -> Tree:
         return {}
@@ -31,12 +27,9 @@ class Local(Method):
 
 
 @dataclass(frozen=True)
-class Ditto(Method):
+class Ditto(SGDMethod):
     """Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021."""
 
-    epochs: int = 2  # E, local epochs of both models
-    momentum: float = 0.0  # of local SGD
-    weight_decay: float = 0.0  # of local SGD
     lam: float = 1.0  # λ, pull of the own model towards the received one
 
     def __post_init__(self) -> None:
@@ -57,6 +50,51 @@ class Ditto(Method):
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes)
+
+    def personalize(self, local: LocalView, state: Tree, message: Tree) -> Tree:
+        own: Tree = state["own"]
+        return own
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020."""
+
+    lr: float = 0.05  # η, step of the client's copy w_i of the common model (0.005 in the paper)
+    personal_lr: float = 0.09  # η_p, step of its own model
+    lam: float = 15.0  # λ, pull of the own model towards w_i
+    inner_steps: int = 5  # K, steps of the own model a batch
+    steps: int = 20  # R, batches a round
+    beta: float = 1.0  # β, share of the new average in the common model
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.personal_lr > 0, "personal_lr", "above 0")
+        self.require(self.lam > 0, "lam", "above 0")
+        self.require(self.lr * self.lam < 1, "lr", "below 1/lam")
+        self.require(self.inner_steps >= 1, "inner_steps", "at least 1")
+        self.require(self.steps >= 1, "steps", "at least 1")
+        self.require(self.beta > 0, "beta", "above 0")
+
+    def init_client(self, setup: Setup) -> Tree:
+        return {"own": setup.params}
+
+    def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        def step(carry: Tree, batch: Batch) -> Tree:
+            params, own = carry["params"], carry["own"]
+            for _ in range(self.inner_steps):
+                pull = add(local.slope(local.loss, own, batch), scale(sub(own, params), self.lam))
+                own = sub(own, scale(pull, self.personal_lr))
+            return {"params": sub(params, scale(sub(params, own), self.lr * self.lam)), "own": own}
+
+        start = {"params": message["params"], "own": message["params"]}
+        end = local.fold(step, start, steps=self.steps)
+        return {"own": local.refresh(end["own"])}, {"params": local.refresh(end["params"])}
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        average = mean(exchange.received["params"], exchange.sizes)
+        old, new = (exchange.model.trainable(tree) for tree in (server["params"], average))
+        return {"params": average | add(scale(old, 1 - self.beta), scale(new, self.beta))}
 
     def personalize(self, local: LocalView, state: Tree, message: Tree) -> Tree:
         own: Tree = state["own"]

@@ -1,0 +1,543 @@
+"""LAG and FedLAG, FedExP and pFedMe: against literal versions, in limits that must hold, and where they refuse."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtailor as ft
+from conftest import apply_mapped, refusal, same, tiny_federation
+from fedtailor.methods import LAG, FedAvg, FedExP, FedLAG, FedPer, FedProx, Local, PFedMe, Scaffold
+from fedtailor.rounds import Rounds
+from fedtailor.settings import Settings
+from fedtailor.trees import flatten
+from literal_lag import Inner, LiteralFedAvg, LiteralFedExP, LiteralLAG, LiteralPFedMe, LiteralScaffold
+from problem import FULL, PARTIAL, Problem, Weights, make_problem
+
+EXACT = 1e-10
+LAYERS = ("fc1", "fc2", "head")
+NUMBERS = (25, 24, 15)  # weights and biases of these
+BOTH = pytest.mark.parametrize("schedule", [FULL, PARTIAL], ids=["full", "partial"])
+
+Literal = Callable[[Problem], Inner]
+INNER: dict[str, tuple[ft.Method, Literal]] = {
+    "FedAvg": (FedAvg(lr=0.1, momentum=0.5), lambda p: LiteralFedAvg(p, 0.1, momentum=0.5)),
+    "FedProx": (
+        FedProx(lr=0.2, mu=0.5, weight_decay=0.01),
+        lambda p: LiteralFedAvg(p, 0.2, mu=0.5, weight_decay=0.01),
+    ),
+    "Scaffold": (Scaffold(lr=0.1, server_lr=0.7), lambda p: LiteralScaffold(p, 0.1, server_lr=0.7)),
+    "FedExP": (FedExP(lr=0.1), lambda p: LiteralFedExP(p, 0.1)),
+    "PFedMe": (
+        PFedMe(lr=0.03, inner_steps=3, steps=5, beta=0.5),
+        lambda p: LiteralPFedMe(p, lr=0.03, inner_steps=3, steps=5, beta=0.5),
+    ),
+}
+EVERY_INNER = pytest.mark.parametrize("name", INNER)
+
+
+# against the literal versions
+
+
+def inner_states(inner: Inner) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the server and the clients of an inner method keep, by the names they have in the library."""
+    clients = range(inner.problem.num_clients)
+    if isinstance(inner, LiteralScaffold):
+        return {"params": inner.w, "control": inner.c}, [{"control": inner.c_i[i]} for i in clients]
+    if isinstance(inner, LiteralPFedMe):
+        return {"params": inner.w}, [{"own": inner.theta[i]} for i in clients]
+    if isinstance(inner, LiteralFedExP):
+        return {"params": inner.w, "previous": inner.previous}, [{} for _ in clients]
+    return {"params": inner.w}, [{} for _ in clients]
+
+
+def assert_models(run: ft.Run, literal: LiteralLAG) -> None:
+    for client in range(run.num_clients):
+        assert same(run.personal(client, "trained"), literal.trained(client), EXACT)
+        assert same(run.personal(client, "received"), literal.received(client), EXACT)
+
+
+def assert_alike(run: ft.Run, literal: LiteralLAG) -> None:
+    """Every state, every personal model and every round's monitors."""
+    server, clients = inner_states(literal.inner)
+    models = {name: torch.stack([own[name] for own in literal.models]) for name in literal.inner.w}
+    personal = torch.tensor([at in literal.L_p for at in range(len(LAYERS))])
+    expected = {"inner": server, "models": models, "personal": personal, "conflicts": torch.tensor(literal.GC)}
+    assert same(run.server, expected, EXACT)
+    assert run.server["personal"].dtype == torch.bool
+    for client in range(run.num_clients):
+        state = {"inner": clients[client], "params": literal.models[client]}
+        assert same(run.client(client), state, EXACT)
+    assert_models(run, literal)
+    assert_monitors(run, literal)
+
+
+def assert_monitors(run: ft.Run, literal: LiteralLAG) -> None:
+    for record, scores, chosen, gains in zip(run.records, literal.scores, literal.history, literal.gains, strict=True):
+        if len(record["clients"]) > 1:  # one client alone has no pairs to count
+            assert record["monitor"]["conflicts"] == scores
+        assert record["monitor"]["personal"] == [int(at in chosen) for at in range(len(LAYERS))]
+        found = record["per_client"]["gain_term"]
+        assert found.keys() == gains.keys() and all(abs(found[u] - gains[u]) < EXACT for u in gains)
+
+
+@BOTH
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("xi", [-0.1, 0.3, 0.9])
+def test_fedlag_as_printed(schedule: Sequence[Sequence[int]], k: int, xi: float) -> None:
+    problem = make_problem()
+    literal = LiteralLAG(LiteralFedAvg(problem, 0.1, by_size=False), k, xi).play(schedule)
+    assert any(literal.history) and any(a != b for a, b in zip(literal.history, literal.history[1:], strict=False))
+    assert_alike(problem.run(FedLAG(lr=0.1, personal_layers=k, threshold=xi), schedule), literal)
+
+
+@BOTH
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_fedlag_waits_for_the_warmup(schedule: Sequence[Sequence[int]], warmup: int) -> None:
+    problem = make_problem()
+    literal = LiteralLAG(LiteralFedAvg(problem, 0.1, by_size=False), 2, 0.3, warmup).play(schedule)
+    first = max(warmup, 1)
+    assert [bool(chosen) for chosen in literal.history[:first]] == [False] * (first - 1) + [True]
+    assert_alike(problem.run(FedLAG(lr=0.1, threshold=0.3, warmup=warmup), schedule), literal)
+
+
+@BOTH
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+def test_fedlag_with_every_field_of_fedavg(schedule: Sequence[Sequence[int]], weights: Any) -> None:
+    problem = make_problem()
+    settings: dict[str, Any] = {"lr": 0.05, "epochs": 3, "momentum": 0.9, "weight_decay": 0.01}
+    literal = LiteralLAG(LiteralFedAvg(problem, **settings, by_size=weights == "size"), 1, 0.3).play(schedule)
+    assert any(literal.history)
+    assert_alike(problem.run(FedLAG(**settings, weights=weights, personal_layers=1, threshold=0.3), schedule), literal)
+
+
+@BOTH
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("which", ["first", "middle", "last"])
+def test_fixed_layers(schedule: Sequence[Sequence[int]], k: int, which: Any) -> None:
+    problem = make_problem()
+    # the threshold leaves most layers without a conflict, which must not matter
+    literal = LiteralLAG(LiteralFedAvg(problem, 0.1, by_size=False), k, -0.9, 2, which).play(schedule)
+    method = FedLAG(lr=0.1, personal_layers=k, threshold=-0.9, warmup=2, layers=which)
+    run = problem.run(method, schedule)
+    assert_alike(run, literal)
+    held = {"first": [1, 1, 0], "middle": [1, 1, 0], "last": [0, 1, 1]}[which]
+    if k == 1:
+        held = {"first": [1, 0, 0], "middle": [0, 1, 0], "last": [0, 0, 1]}[which]
+    assert [record["monitor"]["personal"] for record in run.records] == [[0, 0, 0]] + [held] * (len(schedule) - 1)
+
+
+@BOTH
+@EVERY_INNER
+@pytest.mark.parametrize("k", [1, 2])
+def test_lag_around_other_methods(schedule: Sequence[Sequence[int]], name: str, k: int) -> None:
+    problem = make_problem()
+    method, make_literal = INNER[name]
+    literal = LiteralLAG(make_literal(problem), k, 0.5).play(schedule)
+    assert any(literal.history)
+    assert_alike(problem.run(LAG(method, personal_layers=k, threshold=0.5), schedule), literal)
+
+
+@BOTH
+@pytest.mark.parametrize("fields", [{}, {"weights": "size", "momentum": 0.5, "average_last": False, "epsilon": 0.01}])
+def test_lag_around_other_settings_of_fedexp(schedule: Sequence[Sequence[int]], fields: dict[str, Any]) -> None:
+    problem = make_problem()
+    own = {name: value for name, value in fields.items() if name != "weights"}
+    inner = LiteralFedExP(problem, 0.3, by_size="weights" in fields, **own)
+    literal = LiteralLAG(inner, 2, 0.5).play(schedule)
+    assert any(literal.history) and max(inner.steps) > 1
+    assert_alike(problem.run(LAG(FedExP(lr=0.3, **fields), personal_layers=2, threshold=0.5), schedule), literal)
+
+
+def assert_alone(run: ft.Run, literal: LiteralLAG) -> None:
+    """A method that is not wrapped; its literal version has no personal layers."""
+    server, clients = inner_states(literal.inner)
+    assert same(run.server, server, EXACT)
+    assert all(same(run.client(client), clients[client], EXACT) for client in range(run.num_clients))
+    assert_models(run, literal)
+
+
+@BOTH
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+@pytest.mark.parametrize("epsilon", [0.001, 10.0])
+@pytest.mark.parametrize("average_last", [True, False])
+def test_fedexp_as_printed(schedule: Sequence[Sequence[int]], weights: Any, epsilon: float, average_last: bool) -> None:
+    problem = make_problem()
+    settings: dict[str, Any] = {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.01, "epsilon": epsilon}
+    inner = LiteralFedExP(problem, by_size=weights == "size", average_last=average_last, **settings)
+    literal = LiteralLAG(inner, 0).play(schedule)
+    assert (max(inner.steps) > 1) == (epsilon < 1)  # it extrapolates, or ε keeps it from doing so
+    assert_alone(problem.run(FedExP(weights=weights, average_last=average_last, **settings), schedule), literal)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lr": 0.005, "personal_lr": 0.09, "lam": 15.0, "inner_steps": 5, "steps": 20, "beta": 1.0},  # the paper's
+        {"lr": 0.1, "personal_lr": 0.05, "lam": 2.0, "inner_steps": 3, "steps": 7, "beta": 0.5},
+    ],
+)
+def test_pfedme_as_printed(schedule: Sequence[Sequence[int]], fields: dict[str, Any]) -> None:
+    problem = make_problem()
+    literal = LiteralLAG(LiteralPFedMe(problem, **fields), 0).play(schedule)
+    assert_alone(problem.run(PFedMe(**fields), schedule), literal)
+
+
+# limits
+
+
+def models(run: ft.Run) -> list[Weights]:
+    return [run.personal(client, moment) for client in range(run.num_clients) for moment in ("received", "trained")]
+
+
+def assert_equal_runs(lag: ft.Run, inner: ft.Run, wrapped: bool = True) -> None:
+    """To the last bit: server, models and everything recorded but the time it took and LAG's own numbers."""
+    assert same(lag.server["inner"] if wrapped else lag.server, inner.server)
+    assert all(same(a, b) for a, b in zip(models(lag), models(inner), strict=True))
+    for one, other in zip(lag.records, inner.records, strict=True):
+        assert one["accuracy_received"] is not None and one["accuracy_trained"] is not None
+        for name in other.keys() - {"seconds", "seconds_evaluating", "monitor", "per_client"}:
+            assert one[name] == other[name], name
+        for name in other["per_client"]:
+            assert one["per_client"][name] == other["per_client"][name], name
+
+
+@BOTH
+@EVERY_INNER
+def test_without_personal_layers_lag_is_the_inner_method(schedule: Sequence[Sequence[int]], name: str) -> None:
+    problem, method = make_problem(), INNER[name][0]
+    assert_equal_runs(problem.run(LAG(method, personal_layers=0), schedule), problem.run(method, schedule))
+
+
+@EVERY_INNER
+def test_where_no_conflict_is_possible_lag_is_the_inner_method(name: str) -> None:
+    problem, method = make_problem(), INNER[name][0]
+    assert_equal_runs(problem.run(LAG(method, threshold=-1.0), PARTIAL), problem.run(method, PARTIAL))
+
+
+@EVERY_INNER
+def test_a_warmup_as_long_as_the_run_leaves_the_inner_method(name: str) -> None:
+    problem, method = make_problem(), INNER[name][0]
+    lag = LAG(method, threshold=0.9, warmup=len(PARTIAL) + 1)
+    assert_equal_runs(problem.run(lag, PARTIAL), problem.run(method, PARTIAL))
+
+
+@EVERY_INNER
+def test_alone_lag_is_the_inner_method(name: str) -> None:
+    """One client has nobody to conflict with, and fixed layers are not chosen either."""
+    problem, method = make_problem((5,)), INNER[name][0]
+    inner = problem.run(method, [[0]] * 3)
+    for which in ("conflict", "last"):
+        lag = problem.run(LAG(method, threshold=0.9, layers=which), [[0]] * 3)
+        assert_equal_runs(lag, inner)
+        assert not lag.server["personal"].any()
+
+
+@BOTH
+@pytest.mark.parametrize("fields", [{}, {"momentum": 0.9, "weight_decay": 0.01, "epochs": 1}])
+def test_fedlag_is_lag_around_uniform_fedavg(schedule: Sequence[Sequence[int]], fields: dict[str, Any]) -> None:
+    problem = make_problem()
+    flat = problem.run(FedLAG(lr=0.2, threshold=0.3, **fields), schedule)
+    nested = problem.run(LAG(FedAvg(lr=0.2, weights="uniform", **fields), threshold=0.3), schedule)
+    assert any(any(record["monitor"]["personal"]) for record in flat.records)
+    assert_equal_runs(flat, nested, wrapped=False)
+    assert all(a["monitor"] == b["monitor"] for a, b in zip(flat.records, nested.records, strict=True))
+
+
+def test_fedlag_weighs_clients_by_size_if_asked() -> None:
+    problem = make_problem()
+    flat = problem.run(FedLAG(lr=0.2, threshold=0.3, weights="size"), FULL)
+    assert_equal_runs(flat, problem.run(LAG(FedAvg(lr=0.2), threshold=0.3), FULL), wrapped=False)
+    assert not same(flat.server["inner"], problem.run(FedLAG(lr=0.2, threshold=0.3), FULL).server["inner"], 1e-6)
+
+
+def test_with_the_last_layer_personal_fedlag_is_fedper() -> None:
+    """Chosen after round 1 already, so that no client ever starts from an averaged head."""
+    problem = make_problem()
+    lag = problem.run(FedLAG(lr=0.1, personal_layers=1, layers="last", weights="size"), PARTIAL)
+    per = problem.run(FedPer(lr=0.1), PARTIAL)
+    assert all(same(a, b, 1e-12) for a, b in zip(models(lag), models(per), strict=True))
+
+
+def test_fedexp_with_a_large_epsilon_is_fedavg() -> None:
+    problem = make_problem()
+    exp = problem.run(FedExP(lr=0.2, epsilon=1e9), PARTIAL)
+    assert same(exp.server["params"], problem.run(FedAvg(lr=0.2, weights="uniform"), PARTIAL).server["params"], 1e-12)
+
+
+def test_pfedme_with_one_inner_step_all_the_way_is_fedavg() -> None:
+    """ηλ (almost) 1 moves w_i onto θ̃, and one step from w_i does not feel the pull: SGD with rate η_p."""
+    problem, schedule = make_problem((6, 4, 5)), [[0, 1, 2], [0, 2], [1, 2]]  # two batches a pass for everyone
+    me = problem.run(PFedMe(lr=0.25 - 1e-14, lam=4.0, personal_lr=0.1, inner_steps=1, steps=6), schedule)
+    assert same(me.server["params"], problem.run(FedAvg(lr=0.1, epochs=3), schedule).server["params"], EXACT)
+
+
+@EVERY_INNER
+def test_clients_may_be_mapped_over(name: str) -> None:
+    """One by one and all at once agree while layers are personal."""
+    problem, clients = make_problem(), [0, 1, 2, 3, 4]
+    settings = Settings(batch_size=3, engine="sequential", device="cpu", dtype="float64")
+    method = LAG(INNER[name][0], threshold=0.5)
+    loop = Rounds.build(settings, method, ft.wrap(problem.net), problem.fed, FULL)
+    loop.round(1, clients)
+    assert loop.server["personal"].any()
+    states, sent = loop.states.get(clients, loop.device), method.send(loop.server, clients, 2)
+    for function in (loop._train, method.personalize):
+        one_by_one = loop.engine.apply(function, 2, clients, states, sent)
+        assert same(one_by_one, apply_mapped(loop.common, loop.train, function, 2, clients, states, sent), 1e-9)
+
+
+# the choice of layers, from changes made by hand
+
+Vectors = Sequence[Sequence[float]]  # one a client
+
+
+def choose(method: ft.Method, changes: dict[str, Vectors]) -> tuple[list[int], list[int]]:
+    """Conflicts and personal layers after round 1, in which clients changed the first entries of some parameters by
+    these vectors and nothing else."""
+    net = make_problem().net
+    model, start = ft.wrap(net), {name: weight.detach() for name, weight in net.named_parameters()}
+    count = len(next(iter(changes.values())))
+    clients, sizes = list(range(count)), torch.ones(count, dtype=torch.long)
+    server = method.init_server(ft.Setup(model, start, count, sizes, rounds=5, seed=0))
+    trained = {name: weight.repeat(count, *[1] * weight.ndim) for name, weight in start.items()}
+    for name, vectors in changes.items():
+        for client, vector in enumerate(vectors):
+            trained[name][client].view(-1)[: len(vector)] += torch.tensor(vector, dtype=torch.float64)
+    sent = method.send(server, clients, 1)
+    server = method.receive(server, ft.Exchange(1, clients, count, sizes, model, sent, {"params": trained}))
+    return server["conflicts"].tolist(), [int(own) for own in server["personal"]]
+
+
+FC1, FC2, HEAD = "fc1.weight", "fc2.weight", "head.weight"
+ALIGNED: Vectors = [(1.0, 0.0), (2.0, 0.0), (0.5, 0.0)]  # cosines 1, 1, 1
+OPPOSED: Vectors = [(1.0, 0.0), (-3.0, 0.0), (0.0, 1.0)]  # cosines −1, 0, 0
+STAR: Vectors = [(1.0, 0.0), (-0.5, 0.75**0.5), (-0.5, -(0.75**0.5))]  # cosines −1/2 each
+FAN: Vectors = [(1.0, 0.0), (0.6, 0.8), (-0.28, 0.96)]  # cosines 0.6, −0.28, 0.6
+
+
+@pytest.mark.parametrize(
+    ("threshold", "conflicts", "one", "two"),
+    [
+        (-0.1, [0, 1, 3], [0, 0, 1], [0, 1, 1]),
+        (-0.6, [0, 1, 0], [0, 1, 0], [0, 1, 0]),  # a layer without conflicts is never chosen
+        (0.1, [0, 3, 3], [0, 0, 1], [0, 1, 1]),
+        (-1.0, [0, 0, 0], [0, 0, 0], [0, 0, 0]),
+    ],
+)
+def test_conflicts_of_three_clients(threshold: float, conflicts: list[int], one: list[int], two: list[int]) -> None:
+    changes = {FC1: ALIGNED, FC2: OPPOSED, HEAD: STAR}
+    assert choose(FedLAG(lr=0.1, personal_layers=1, threshold=threshold), changes) == (conflicts, one)
+    assert choose(FedLAG(lr=0.1, threshold=threshold), changes) == (conflicts, two)  # by default two of three
+
+
+def test_of_equal_scores_the_lower_mean_cosine_then_the_later_layer() -> None:
+    one = FedLAG(lr=0.1, personal_layers=1, threshold=0.1)
+    assert choose(one, {FC1: STAR, FC2: OPPOSED, HEAD: ALIGNED}) == ([3, 3, 0], [1, 0, 0])  # −1/2 against −1/3
+    assert choose(one, {FC1: OPPOSED, FC2: OPPOSED, HEAD: OPPOSED}) == ([3, 3, 3], [0, 0, 1])
+    two = FedLAG(lr=0.1, personal_layers=2, threshold=0.1)
+    assert choose(two, {FC1: OPPOSED, FC2: OPPOSED, HEAD: OPPOSED}) == ([3, 3, 3], [0, 1, 1])
+
+
+def test_a_client_without_change_conflicts_with_nobody() -> None:
+    """Whatever the threshold."""
+    still: Vectors = [(1.0, 0.0), (0.0, 0.0), (0.5, 0.75**0.5)]
+    assert choose(FedLAG(lr=0.1, threshold=0.9), {FC1: still, FC2: ALIGNED}) == ([1, 0, 0], [1, 0, 0])
+    assert choose(FedLAG(lr=0.1, threshold=1.0), {FC1: [(0.0, 0.0)] * 3}) == ([0, 0, 0], [0, 0, 0])
+
+
+def test_in_the_mean_a_pair_without_an_angle_counts_as_zero() -> None:
+    still: Vectors = [(1.0, 0.0), (0.0, 0.0), (0.5, 0.75**0.5)]  # mean cosine 1/6; left out it would be 1/2
+    method = FedLAG(lr=0.1, threshold=0.55, personal_layers=1)
+    assert choose(method, {FC1: still, FC2: FAN}) == ([1, 1, 0], [1, 0, 0])  # 1/6 is below FAN's 0.31
+
+
+def test_weight_and_bias_of_a_layer_count_together() -> None:
+    method = FedLAG(lr=0.1)
+    for size, conflicts in ((1.0, 0), (9.0, 1)):  # cosines (9 − 1) / 10 and (9 − 81) / 90
+        changes: dict[str, Vectors] = {FC1: [(3.0,), (3.0,)], "fc1.bias": [(size,), (-size,)]}
+        assert choose(method, changes) == ([conflicts, 0, 0], [conflicts, 0, 0])
+
+
+def test_exactly_opposite_changes_do_not_lie_below_a_threshold_of_minus_one() -> None:
+    """Rounding must not take a cosine out of [−1, 1]."""
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        h = random.normal(size=12)
+        vectors = [h.tolist(), (-h).tolist(), (-3 * h).tolist()]
+        assert choose(FedLAG(lr=0.1, threshold=-1.0), {FC1: vectors, FC2: vectors}) == ([0, 0, 0], [0, 0, 0])
+
+
+# monitors and bytes
+
+
+@BOTH
+@EVERY_INNER
+def test_the_mean_gain_is_never_positive(schedule: Sequence[Sequence[int]], name: str) -> None:
+    """Lemma 5.1 holds over clients together, not for each."""
+    run = make_problem().run(LAG(INNER[name][0], threshold=0.5), schedule)
+    means = []
+    for record in run.records:
+        gains = record["per_client"]["gain_term"]
+        assert sorted(gains) == sorted(record["clients"])
+        means.append(sum(gains.values()) / len(gains))
+        if not any(record["monitor"]["personal"]) or len(gains) == 1:
+            assert all(abs(gain) < EXACT for gain in gains.values())
+    assert max(means) < 1e-12 and min(means) < -1e-6
+
+
+@BOTH
+@pytest.mark.parametrize(("method", "trees"), [(FedAvg(weights="uniform"), 1), (Scaffold(), 2)])
+def test_personal_layers_are_not_sent(schedule: Sequence[Sequence[int]], method: ft.Method, trees: int) -> None:
+    """SCAFFOLD's control of a personal layer would not be used, so it stays away too; uploads are whole."""
+    run = make_problem().run(LAG(method, threshold=0.5), schedule)
+    personal, saved = [0] * len(LAYERS), 0
+    for record in run.records:
+        kept = sum(count for count, own in zip(NUMBERS, personal, strict=True) if own)
+        for client in record["clients"]:
+            assert record["per_client"]["bytes_down"][client] == 8 * trees * (sum(NUMBERS) - kept)
+            assert record["per_client"]["bytes_up"][client] == 8 * trees * sum(NUMBERS)
+        saved += kept
+        personal = record["monitor"]["personal"]
+    assert saved > 0
+
+
+# unusual federations
+
+
+def assert_finite(run: ft.Run) -> None:
+    trees = [run.server, *(run.client(client) for client in range(run.num_clients)), *models(run)]
+    assert all(bool(torch.isfinite(leaf).all()) for tree in trees for leaf in flatten(tree).values())
+    gains = [gain for record in run.records for gain in record["per_client"]["gain_term"].values()]
+    assert gains and bool(torch.isfinite(torch.tensor(gains)).all())
+
+
+@EVERY_INNER
+def test_who_never_takes_part_has_the_personal_layers_of_the_start(name: str) -> None:
+    problem, method = make_problem(), LAG(INNER[name][0], threshold=0.9)
+    run = problem.run(method, [[0, 1, 2], [0, 2, 4], [1, 2, 4]])
+    assert_finite(run)
+    layers = [layer for layer, own in zip(LAYERS, run.server["personal"], strict=True) if own]
+    assert len(layers) == 2
+    for name_, weight in problem.start.items():
+        assert torch.equal(run.server["models"][name_][3], weight)
+        assert torch.equal(run.client(3)["params"][name_], weight)
+        if name_.split(".")[0] in layers:
+            assert torch.equal(run.personal(3, "received")[name_], weight)
+
+
+def twins(count: int) -> Problem:
+    """Clients with the same three samples each, whole batches: the same changes."""
+    one = tiny_federation((3,))
+    x, y = one.x[one.train[0]].numpy(), one.y[one.train[0]].numpy()
+    torch.manual_seed(0)
+    return Problem(ft.Federation.from_arrays([(x, y, x, y)] * count, classes=3), make_problem().net)
+
+
+@EVERY_INNER
+def test_clients_that_are_the_same_have_no_conflicts(name: str) -> None:
+    problem, method = twins(4), INNER[name][0]
+    schedule = [[0, 1, 2, 3]] * 3
+    run = problem.run(LAG(method, threshold=0.999), schedule)
+    assert_finite(run)
+    assert not run.server["conflicts"].any() and not run.server["personal"].any()
+    assert_equal_runs(run, problem.run(method, schedule))
+
+
+@pytest.mark.parametrize("which", ["conflict", "last"])
+@pytest.mark.parametrize("inner", [FedAvg, FedProx, Scaffold, FedExP, PFedMe])
+def test_changes_of_zero_are_nothing_to_divide_by(which: Any, inner: type[ft.Method]) -> None:
+    problem = make_problem()
+    small: dict[str, Any] = {"lr": 1e-300} | ({"personal_lr": 1e-300, "steps": 2} if inner is PFedMe else {})
+    run = problem.run(LAG(inner(**small), threshold=1.0, layers=which), PARTIAL)
+    assert_finite(run)
+    assert not run.server["conflicts"].any()
+    assert run.server["personal"].tolist() == ([False] * 3 if which == "conflict" else [False, True, True])
+    assert same(run.personal(0, "received"), problem.start, 1e-12)
+
+
+class Normed(nn.Module):
+    """Two layers with two normalisations between them, one of which keeps running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 6)
+        self.batch = nn.BatchNorm1d(6)
+        self.group = nn.GroupNorm(2, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.group(self.batch(self.fc(x)))))  # type: ignore[no-any-return]
+
+
+def test_normalisation_is_never_personal() -> None:
+    torch.manual_seed(0)
+    run = ft.simulate(FedLAG(lr=0.1, threshold=0.9), Normed().double(), tiny_federation(), schedule=[[0, 1, 2, 3]] * 3,
+                      batch_size=3, dtype=torch.float64)  # fmt: skip
+    assert_finite(run)
+    assert len(run.server["personal"]) == 2 and run.server["personal"].sum() == 1  # one of fc and head
+    assert {name.split(".")[0] for name in run.server["models"]} == {"fc", "head"}
+    first, second = run.personal(0, "received"), run.personal(1, "received")
+    for name in first:
+        layer = name.split(".")[0]
+        own = layer in ("fc", "head") and bool(run.server["personal"][("fc", "head").index(layer)])
+        assert torch.equal(first[name], second[name]) != own
+
+
+def test_a_model_of_one_layer_has_none_to_spare() -> None:
+    torch.manual_seed(0)
+    net, fed = ft.wrap(nn.Sequential(nn.Linear(4, 3)).double(), head="0"), tiny_federation()
+    settings: dict[str, Any] = {"schedule": [[0, 1, 2, 3]] * 2, "dtype": torch.float64}
+    lag = ft.simulate(FedLAG(lr=0.1, threshold=0.9), net, fed, **settings)
+    assert_equal_runs(lag, ft.simulate(FedAvg(lr=0.1, weights="uniform"), net, fed, **settings))
+    assert "personal_layers" in refusal(lambda: ft.simulate(FedLAG(lr=0.1, personal_layers=1), net, fed, **settings))
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: FedLAG(lr=0.1, personal_layers=3), "personal_layers"),
+        (lambda: FedLAG(lr=0.1, personal_layers=7), "personal_layers"),
+        (lambda: LAG(FedAvg(), personal_layers=3), "personal_layers"),
+        (lambda: FedLAG(lr=0.1, personal_layers=-1), "personal_layers"),
+        (lambda: LAG(FedAvg(), personal_layers=1.5), "personal_layers"),  # type: ignore[arg-type]
+        (lambda: FedLAG(lr=0.1, threshold=1.1), "threshold"),
+        (lambda: FedLAG(lr=0.1, threshold=-1.1), "threshold"),
+        (lambda: LAG(FedAvg(), threshold=float("nan")), "threshold"),
+        (lambda: FedLAG(lr=0.1, warmup=-1), "warmup"),
+        (lambda: LAG(FedAvg(), warmup=-1), "warmup"),
+        (lambda: FedLAG(lr=0.1, layers="outer"), "layers"),  # type: ignore[arg-type]
+        (lambda: LAG(FedAvg(), layers="outer"), "layers"),  # type: ignore[arg-type]
+        (lambda: FedLAG(lr=0.1, weights="equal"), "weights"),  # type: ignore[arg-type]
+        (lambda: FedLAG(lr=0.0), "lr"),
+        (lambda: LAG("fedavg"), "inner"),  # type: ignore[arg-type]
+        (lambda: LAG(FedAvg), "inner"),  # type: ignore[arg-type]
+        (lambda: LAG(Local()), "Local"),
+        (lambda: LAG(FedPer()), "FedPer"),
+        (lambda: LAG(LAG(FedAvg())), "LAG"),
+        (lambda: FedExP(epsilon=-1.0), "epsilon"),
+        (lambda: FedExP(weights="equal"), "weights"),  # type: ignore[arg-type]
+        (lambda: PFedMe(lam=-1.0), "lam"),
+        (lambda: PFedMe(personal_lr=0.0), "personal_lr"),
+        (lambda: PFedMe(inner_steps=0), "inner_steps"),
+        (lambda: PFedMe(steps=0), "steps"),
+        (lambda: PFedMe(beta=-0.5), "beta"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(make: Callable[[], ft.Method], words: str) -> None:
+    """Some at once, others when the number of layers is known; always before round 1."""
+    records: list[Any] = []
+    problem = make_problem()
+
+    def go() -> None:
+        ft.simulate(make(), problem.net, problem.fed, schedule=FULL, record=records.append)
+
+    assert words in refusal(go)
+    assert not records

@@ -1,0 +1,503 @@
+"""Self-FL against its literal version, the identities of the paper, and what it records, refuses and sends."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedtailor as ft
+from conftest import apply_mapped, refusal, same, tiny_federation
+from fedtailor.methods import FedAvg, SelfFL
+from fedtailor.methods.adapted import start_of, steps_needed, update_variance, weight_of
+from fedtailor.rounds import Rounds
+from fedtailor.settings import Settings
+from fedtailor.trees import Tree, flatten
+from literal_selffl import Known, LiteralSelfFL, squared_norm, two_pass_variance, weighted_mean
+from problem import FULL, PARTIAL, Problem, ThreeLayers, Weights, make_problem
+
+EXACT = 1e-10
+SCHEDULES = {"full": (FULL * 2)[:8], "partial": (PARTIAL * 2)[:12]}
+BOTH = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+FIELDS: dict[str, Any] = {"lr": 0.1, "warmup": 1}  # with 20 and 40 steps these adapt in both schedules
+CLUSTERS = (0, 0, 1, 1, 2)
+CASES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "no_warmup": {"warmup": 0},
+    "mean": {"likelihood": "mean", "lr": 0.5, "default_steps": 100, "max_steps": 8, "warmup": 0},
+    "forgetting": {"forgetting": 0.3},
+    "no_start": {"adjust_start": False},
+    "fixed_steps": {"adjust_steps": False},
+    "no_weights": {"adjust_weights": False},
+    "only_start": {"adjust_steps": False, "adjust_weights": False},
+    "only_steps": {"adjust_start": False, "adjust_weights": False},
+    "only_weights": {"adjust_start": False, "adjust_steps": False},
+    "no_smoothing": {"smoothing": False},
+    "few_steps": {"max_steps": 3},  # fewer than default_steps, which ℓ_max does not bound
+    "augmented": {"augmented": True, "minimum_steps": 7},
+    "clusters": {"clusters": CLUSTERS},
+    "clusters_no_warmup": {"clusters": CLUSTERS, "warmup": 0},
+    "clusters_no_weights": {"clusters": CLUSTERS, "adjust_weights": False},
+    "clusters_augmented": {"clusters": CLUSTERS, "augmented": True, "minimum_steps": 7, "smoothing": False},
+}
+
+
+def both(problem: Problem, schedule: Sequence[Sequence[int]], **fields: Any) -> tuple[ft.Run, LiteralSelfFL]:
+    """The library's run and the literal one."""
+    fields = FIELDS | fields
+    return problem.run(SelfFL(**fields), schedule), LiteralSelfFL(problem, **fields).run(schedule)
+
+
+def number(value: Known) -> Tensor:
+    """A variance as it crosses: −1 stands for unknown."""
+    return torch.tensor(-1.0 if value is None else value, dtype=torch.float64)
+
+
+def numbers(values: Sequence[Known]) -> Tensor:
+    return torch.stack([number(value) for value in values])
+
+
+def server_of(wanted: LiteralSelfFL) -> Tree:
+    tree: Tree = {"params": wanted.theta, "between": number(wanted.sigma_0), "variances": numbers(wanted.sigmas)}
+    if wanted.clusters:
+        count = max(wanted.clusters) + 1
+        tree["active"] = torch.tensor([c in wanted.representatives for c in range(count)])
+        tree["representative_variances"] = numbers([wanted.representative_sigmas.get(c) for c in range(count)])
+    return tree
+
+
+def check_server(run: ft.Run, wanted: LiteralSelfFL) -> None:
+    found = dict(run.server)
+    representatives = found.pop("representatives", {})
+    assert same(found, server_of(wanted), EXACT)
+    for c, representative in wanted.representatives.items():
+        assert same({name: layer[c] for name, layer in representatives.items()}, representative, EXACT)
+
+
+def check_client(run: ft.Run, wanted: LiteralSelfFL, m: int) -> None:
+    """What the client keeps, where it has a meaning already, and its own model."""
+    found, client = run.client(m), wanted.clients[m]
+    assert same(found["params"], client.theta, EXACT)
+    assert int(found["count"]) == client.count
+    if client.steps:
+        assert int(found["steps"]) == client.steps
+    if wanted.augmented:
+        assert same(found["minimum"], client.minimum, EXACT)
+    if client.count > 0:
+        assert same(found["mean"], client.mean, EXACT)
+    if client.count > 1:
+        assert abs(float(found["variance"]) - client.running) <= EXACT
+    for moment in ("received", "trained"):
+        assert same(run.personal(m, moment), client.theta, EXACT)
+
+
+def check_records(run: ft.Run, wanted: LiteralSelfFL) -> None:
+    for record, log in zip(run.records, wanted.logs, strict=True):
+        seen, own = record["monitor"], record["per_client"]
+        assert own["steps"] == log.steps
+        variance = {m: float(number(value)) for m, value in log.variance.items()}
+        assert own["variance"] == pytest.approx(variance, abs=EXACT)
+        assert own["gain"] == pytest.approx(log.gain, abs=EXACT)
+        assert seen["between"] == pytest.approx(log.between, abs=EXACT)
+        assert seen["variances"] == pytest.approx(numbers(log.variances).tolist(), abs=EXACT)
+        assert seen["gains"] == pytest.approx(log.gains, abs=EXACT)
+
+
+def check(run: ft.Run, wanted: LiteralSelfFL) -> None:
+    check_server(run, wanted)
+    for m in range(run.num_clients):
+        check_client(run, wanted, m)
+    check_records(run, wanted)
+
+
+def check_finite(run: ft.Run) -> None:
+    states = {str(m): run.client(m) | {"personal": run.personal(m, "received")} for m in range(run.num_clients)}
+    for name, leaf in flatten({"server": run.server, "clients": states}).items():
+        assert bool(torch.isfinite(leaf.double()).all()), name
+    for record in run.records:
+        own = [value for name in ("steps", "variance", "gain") for value in record["per_client"][name].values()]
+        seen = record["monitor"]
+        assert np.isfinite([*own, seen["between"], *seen["variances"], *seen["gains"]]).all()
+
+
+# exactness
+
+
+@cache
+def literal(case: str, schedule: str) -> LiteralSelfFL:
+    return LiteralSelfFL(make_problem(), **FIELDS | CASES[case]).run(SCHEDULES[schedule])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_literal_version(case: str, schedule: str) -> None:
+    check(make_problem().run(SelfFL(**FIELDS | CASES[case]), SCHEDULES[schedule]), literal(case, schedule))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("case", [name for name, fields in CASES.items() if fields.get("adjust_steps", True)])
+def test_the_literal_version_does_adapt(case: str, schedule: str) -> None:
+    """Otherwise the test above would show less than it says: step counts differ within a round."""
+    wanted = literal(case, schedule)
+    adapted = [[log.steps[m] for m in log.steps if log.gain[m] > 1] for log in wanted.logs]  # where σ_m² was known
+    assert any(len(set(steps)) > 1 for steps in adapted)
+    assert {ell for steps in adapted for ell in steps} - {1, wanted.max_steps}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_case_is_a_case_of_its_own(schedule: str) -> None:
+    """Of any two, some client's literal model differs; that without smoothing only where clients are absent."""
+    cases = [case for case in CASES if case != "no_smoothing" or schedule == "partial"]
+    for case, other in combinations(cases, 2):
+        pairs = zip(literal(case, schedule).clients, literal(other, schedule).clients, strict=True)
+        assert max(squared_norm(a.theta, b.theta) for a, b in pairs) > 1e-6, (case, other)
+
+
+@pytest.mark.parametrize("case", ["no_warmup", "augmented", "clusters"])
+def test_clients_at_once_do_what_they_do_one_by_one(case: str) -> None:
+    """Also in rounds that adapt, where every client has a number of steps of its own."""
+    problem, method = make_problem(), SelfFL(**FIELDS | CASES[case])
+    settings = Settings(batch_size=3, engine="sequential", device="cpu", dtype="float64")
+    loop = Rounds.build(settings, method, ft.wrap(problem.net), problem.fed, FULL)
+    for number, clients in enumerate(FULL[:5], start=1):
+        states, sent = loop.states.get(clients, loop.device), method.send(loop.server, clients, number)
+        alone = loop.engine.apply(loop._train, number, clients, states, sent)
+        at_once = apply_mapped(loop.common, loop.train, loop._train, number, clients, states, sent)
+        assert same(alone, at_once, 1e-9)
+        loop.round(number, clients)
+    assert len({int(loop.states.one(m)["steps"]) for m in range(5)}) > 1
+
+
+# identities
+
+
+def random_trees(count: int, seed: int) -> list[Weights]:
+    random = torch.Generator().manual_seed(seed)
+    shift = 10 * torch.randn(3, generator=random, dtype=torch.float64)
+    return [
+        {
+            "a": torch.randn(3, generator=random, dtype=torch.float64) + shift,
+            "b": torch.randn(2, 2, generator=random, dtype=torch.float64),
+        }
+        for _ in range(count)
+    ]
+
+
+def printed_variance(xs: Sequence[Weights]) -> float:
+    """Eq. 19 to the letter, without the square on x̄_t − x̄_{t−1}, summed over coordinates."""
+    mean = {name: torch.zeros_like(layer) for name, layer in xs[0].items()}
+    variance = 0.0
+    for t, x in enumerate(xs, start=1):
+        new = {name: (t - 1) / t * mean[name] + x[name] / t for name in x}
+        travelled = sum(float((new[name] - mean[name]).sum()) for name in x)
+        variance = (t - 1) / t * variance + (t - 1) / t * travelled + squared_norm(x, new) / t
+        mean = new
+    return variance
+
+
+def online(xs: Sequence[Weights], gains: Sequence[float]) -> tuple[Tree, float]:
+    mean: Tree = {name: torch.zeros_like(layer) for name, layer in xs[0].items()}
+    variance = torch.zeros((), dtype=torch.float64)
+    for x, gain in zip(xs, gains, strict=True):
+        mean, variance = update_variance(mean, variance, x, torch.tensor(gain, dtype=torch.float64))
+    return mean, float(variance)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_online_variance_is_that_of_two_passes(seed: int) -> None:
+    for count in (1, 2, 3, 10, 300):
+        xs = random_trees(count, seed)
+        mean, variance = online(xs, [1 / t for t in range(1, count + 1)])
+        assert same(mean, weighted_mean(xs, [1.0] * count), 1e-12)
+        assert variance == pytest.approx(two_pass_variance(xs), rel=1e-12, abs=1e-25)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equation_19_as_printed_is_no_variance(seed: int) -> None:
+    xs = random_trees(10, seed)
+    assert abs(printed_variance(xs) - two_pass_variance(xs)) > 0.01 * two_pass_variance(xs)
+
+
+@pytest.mark.parametrize("forgetting", [0.1, 0.3, 0.9])
+def test_forgetting_weighs_later_rounds_more(forgetting: float) -> None:
+    """The online variance is the two-pass one with the weights g_i Π_{j>i} (1 − g_j)."""
+    xs = random_trees(30, 0)
+    gains = [max(1 / t, forgetting) for t in range(1, 31)]
+    shares = [gain * math.prod(1 - later for later in gains[i + 1 :]) for i, gain in enumerate(gains)]
+    assert sum(shares) == pytest.approx(1, abs=1e-12)
+    mean, variance = online(xs, gains)
+    centre = weighted_mean(xs, shares)
+    assert same(mean, centre, 1e-12)
+    wanted = sum(share * squared_norm(x, centre) for x, share in zip(xs, shares, strict=True))
+    assert variance == pytest.approx(wanted, rel=1e-12)
+
+
+def literal_fedavg(problem: Problem, schedule: Sequence[Sequence[int]], lr: float, steps: int) -> Weights:
+    theta = problem.start
+    for round, participants in enumerate(schedule, start=1):
+        ends = []
+        for m in participants:
+            own, stream = theta, problem.stream(round, m)
+            for _ in range(steps):
+                slope = problem.gradient(own, next(stream))
+                own = {name: own[name] - lr * slope[name] for name in own}
+            ends.append(own)
+        theta = weighted_mean(ends, [problem.sizes[m] for m in participants])
+    return theta
+
+
+OFF = {"adjust_start": False, "adjust_steps": False, "adjust_weights": False, "smoothing": False}
+
+
+@BOTH
+@pytest.mark.parametrize("fields", [{"warmup": 99}, {"warmup": 0, **OFF}, {"warmup": 99, "clusters": CLUSTERS}])
+def test_warm_up_and_no_switch_at_all_are_fedavg(fields: dict[str, Any], schedule: list[list[int]]) -> None:
+    problem = make_problem()
+    run = problem.run(SelfFL(lr=0.1, default_steps=5, **fields), schedule)
+    assert same(run.server["params"], literal_fedavg(problem, schedule, 0.1, 5), EXACT)
+    counted = fields["warmup"] == 0
+    assert all((int(run.client(m)["count"]) > 0) == counted for m in range(5))
+    assert (float(run.server["variances"].max()) > 0) == counted
+    assert float(run.server["between"]) > 0
+
+
+# the two-level Gaussian of 2.1 and G.1
+
+RATE = torch.tensor(1e-4, dtype=torch.float64)  # η
+HOMOGENEOUS, HETEROGENEOUS = (0.001, 20), (1.0, 200)  # σ_0² and the most samples of a client
+SETTINGS = pytest.mark.parametrize("setting", [HOMOGENEOUS, HETEROGENEOUS], ids=["homogeneous", "heterogeneous"])
+SEEDS = pytest.mark.parametrize("seed", range(5))
+
+
+class Gaussian:
+    """Eq. 1 with M = 20, θ_0 = 1.6, variances known; vectors over the clients."""
+
+    def __init__(self, setting: tuple[float, int], seed: int) -> None:
+        random = np.random.default_rng(seed)
+        between, most = setting
+        sizes = random.integers(10, most + 1, 20)
+        theta = random.normal(1.6, math.sqrt(between), 20)
+        z = random.normal(theta, np.sqrt(0.1 / sizes))
+        self.between = torch.tensor(between, dtype=torch.float64)  # σ_0²
+        self.sizes, self.own, self.local = (
+            torch.tensor(sizes),
+            torch.tensor(0.1 / sizes),
+            torch.tensor(z),
+        )  # N, σ², θ^(L)
+        self.weight: Tensor = torch.func.vmap(weight_of, in_dims=(None, 0))(self.between, self.own)  # w
+        self.others = torch.stack([self.weight[[k for k in range(20) if k != m]].sum() for m in range(20)])  # W_−m
+        self.steps: Tensor = torch.func.vmap(steps_needed, in_dims=(None, 0, 0))(RATE, self.own, self.others)
+
+    def mean(self, thetas: Tensor) -> Tensor:
+        """Eqs. 2 and 11: θ^(G) of the local optima, θ of the clients' parameters."""
+        total: Tensor = (self.weight * thetas).sum() / self.weight.sum()
+        return total
+
+    def best(self) -> Tensor:
+        """Eq. 3, θ^(FL), client by client."""
+        found = []
+        for m in range(20):
+            top, bottom = self.local[m] / self.own[m], 1 / self.own[m]
+            for k in range(20):
+                if k != m:
+                    top, bottom = top + self.weight[k] * self.local[k], bottom + self.weight[k]
+            found.append(top / bottom)
+        return torch.stack(found)
+
+    def starts(self, common: Tensor, own: Tensor) -> Tensor:
+        """Eq. 10 for every client."""
+        mapped = torch.func.vmap(start_of, in_dims=(None, 0, 0, 0))
+        starts: Tensor = mapped({"theta": common}, {"theta": own}, self.weight, self.others)["theta"]
+        return starts
+
+    def train(self, starts: Tensor) -> Tensor:
+        """Eq. 6: ℓ steps of gradient descent on Eq. 4 in closed form, ℓ any real number."""
+        left: Tensor = (1 - RATE / self.own) ** self.steps
+        return (1 - left) * self.local + left * starts
+
+
+def largest(x: Tensor) -> float:
+    return float(x.abs().max())
+
+
+@SETTINGS
+@SEEDS
+def test_one_round_lands_on_the_optimum(setting: tuple[float, int], seed: int) -> None:
+    """Eq. 10 at θ^(G) and θ^(L) is Eq. 7's start (Eq. 9), and Eq. 8's steps lead from there to Eq. 3."""
+    gaussian = Gaussian(setting, seed)
+    starts = gaussian.starts(gaussian.mean(gaussian.local), gaussian.local)
+    for m in range(20):
+        rest = [k for k in range(20) if k != m]
+        seventh = (gaussian.weight[rest] * gaussian.local[rest]).sum() / gaussian.weight[rest].sum()
+        assert abs(float(starts[m] - seventh)) < 1e-12
+    assert largest(gaussian.train(starts) - gaussian.best()) < 1e-12
+    assert largest(gaussian.best() - gaussian.local) > 1e-3 < largest(gaussian.best() - starts)
+
+
+@SETTINGS
+@SEEDS
+def test_descent_on_the_mean_loss_needs_the_rate_over_the_samples(setting: tuple[float, int], seed: int) -> None:
+    """The mean loss of N samples of variance v² = Nσ² has the slope (θ − z)/v²: with η/N for η, θ^(FL) lies between
+    the whole numbers of steps next to ℓ, and with η itself far off."""
+    gaussian = Gaussian(setting, seed)
+    starts, best = gaussian.starts(gaussian.mean(gaussian.local), gaussian.local), gaussian.best()
+    missed = 0.0
+    for m in range(20):
+        needed = steps_needed(RATE / gaussian.sizes[m], gaussian.own[m], gaussian.others[m])
+        z, path = float(gaussian.local[m]), [float(starts[m])]
+        for _ in range(math.ceil(needed)):
+            path.append(path[-1] - float(RATE) * (path[-1] - z) / 0.1)
+        low, high = sorted(path[math.floor(needed) :][:2])
+        assert low - 1e-12 <= float(best[m]) <= high + 1e-12
+        missed = max(missed, abs(path[round(float(gaussian.steps[m]))] - float(best[m])))
+    assert missed > (0.5 if setting == HETEROGENEOUS else 1e-3)
+
+
+@SETTINGS
+@SEEDS
+def test_the_iteration_keeps_within_the_corrected_bound(setting: tuple[float, int], seed: int) -> None:
+    """|ζ_m^t| ≤ a_m (max_k |ζ_k^{t−1}| + |D|/(1−v_m) + v_m |θ_m^(FL) − θ_m^(L)|/(1−v_m)), D of Eq. 38. It is not empty:
+    some client comes to nine tenths of it, and without D and v_m it would be broken."""
+    gaussian, best = Gaussian(setting, seed), Gaussian(setting, seed).best()
+    a = gaussian.others / (1 / gaussian.own + gaussian.others)
+    v = gaussian.weight / gaussian.weight.sum()
+    constant = (gaussian.mean(best - gaussian.local).abs() + v * (best - gaussian.local).abs()) / (1 - v)
+    theta, thetas = torch.zeros((), dtype=torch.float64), torch.zeros(20, dtype=torch.float64)
+    nearest, broken = 0.0, False
+    for _ in range(200):
+        before = largest(thetas - best)
+        thetas = gaussian.train(gaussian.starts(theta, thetas))
+        theta = gaussian.mean(thetas)
+        zeta = (thetas - best).abs()
+        assert bool((zeta <= a * (before + constant) + 1e-12).all())
+        nearest = max(nearest, largest(zeta / (a * (before + constant))))
+        broken = broken or bool((zeta > a * before + 1e-12).any())
+    assert nearest > 0.9 and broken
+    assert 1e-5 < largest(thetas - best) < 0.02  # it stays near θ^(FL), and off it
+
+
+@SEEDS
+def test_the_steps_are_those_of_the_gain(seed: int) -> None:
+    """(1 − η/σ²)^ℓ = (GAIN − 1)/GAIN."""
+    random = torch.Generator().manual_seed(seed)
+    variance, others = torch.rand(2, 50, generator=random, dtype=torch.float64) * torch.tensor([[1.0], [30.0]]) + 0.01
+    rate = variance * torch.rand(50, generator=random, dtype=torch.float64) * 0.9
+    steps, gain = steps_needed(rate, variance, others), 1 + variance * others
+    assert torch.allclose((1 - rate / variance) ** steps, (gain - 1) / gain, rtol=1e-12, atol=0)
+
+
+def test_a_weight_is_one_over_the_sum_and_bounded() -> None:
+    between, own = torch.tensor([[0.5, 0.0, 0.0], [1.5, 0.25, 0.0]], dtype=torch.float64)
+    assert torch.allclose(weight_of(between, own), torch.tensor([0.5, 4.0, 1e12], dtype=torch.float64), rtol=1e-15)
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"max_steps": 0}, "max_steps"),
+        ({"default_steps": 0}, "default_steps"),
+        ({"warmup": -1}, "warmup"),
+        ({"forgetting": 1.0}, "forgetting"),
+        ({"forgetting": -0.1}, "forgetting"),
+        ({"likelihood": "total"}, "likelihood"),
+        ({"minimum_steps": 0}, "minimum_steps"),
+        ({"clusters": (0, 0, 1)}, "cluster"),
+        ({"clusters": (0, 0, 1, 1, 2, 2)}, "cluster"),
+        ({"clusters": (0, 0, 1, 1, -1)}, "cluster"),
+        ({"clusters": (0, 0, 2, 2, 2)}, "cluster"),
+        ({"clusters": (1, 1, 1, 1, 1)}, "cluster"),
+    ],
+)
+def test_senseless_fields_are_refused_in_words(fields: dict[str, Any], word: str) -> None:
+    problem = make_problem()
+    assert word in refusal(lambda: problem.run(SelfFL(lr=0.1, **fields), [[0]]))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_steps": 1},
+        {"default_steps": 1},
+        {"warmup": 0},
+        {"minimum_steps": 1, "augmented": True},
+        {"clusters": (0,) * 5},
+    ],
+)
+def test_the_least_fields_that_make_sense_are_taken(fields: dict[str, Any]) -> None:
+    check_finite(make_problem().run(SelfFL(**FIELDS | fields), FULL))
+
+
+# edges
+
+
+def test_one_client_in_all_trains_from_the_common_model() -> None:
+    """Eq. 8 without others: as many steps as allowed."""
+    run, wanted = both(make_problem((7,)), [[0]] * 6, warmup=1)
+    check(run, wanted)
+    check_finite(run)
+    assert [record["per_client"]["steps"][0] for record in run.records] == [20, 20, 20, 40, 40, 40]
+    assert same(run.server["params"], run.client(0)["params"], 1e-12)
+
+
+@pytest.mark.parametrize("fields", [{}, {"warmup": 0}, {"augmented": True, "minimum_steps": 5}, {"clusters": CLUSTERS}])
+def test_one_participant_a_round(fields: dict[str, Any]) -> None:
+    """σ_0² stays 0: it takes two to differ."""
+    run, wanted = both(make_problem(), [[0], [1], [2], [3], [4]] * 4, **fields)
+    check(run, wanted)
+    check_finite(run)
+    assert float(run.server["between"]) == 0
+
+
+@pytest.mark.parametrize("case", ["defaults", "clusters", "clusters_no_weights", "augmented"])
+def test_a_client_that_never_takes_part(case: str) -> None:
+    problem = make_problem()
+    run, wanted = both(problem, [[0, 1, 2], [1, 3], [0, 2, 3], [0, 1]] * 3, **CASES[case])
+    check(run, wanted)
+    check_finite(run)
+    assert run.records[-1]["monitor"]["variances"][4] == -1 and run.records[-1]["monitor"]["gains"][4] == 1
+    assert same(run.personal(4), problem.start)
+
+
+@pytest.mark.parametrize("fields", [{}, {"augmented": True, "minimum_steps": 5}, {"clusters": (0, 1, 1)}])
+def test_clients_that_are_all_alike(fields: dict[str, Any]) -> None:
+    """The same data and whole batches: the uploads of a round are the same."""
+    single = tiny_federation((5,))
+    own = single.x[single.train[0]].numpy(), single.y[single.train[0]].numpy()
+    fed = ft.Federation.from_arrays([own * 2] * 3, classes=3)
+    torch.manual_seed(0)
+    run, wanted = both(Problem(fed, ThreeLayers().double(), batch_size=5), [[0, 1, 2]] * 6, **fields)
+    check(run, wanted)
+    check_finite(run)
+    assert float(run.server["between"]) < 1e-20
+    assert same(run.personal(0), run.personal(2), 1e-12)
+
+
+@pytest.mark.parametrize("lr", [1e-3, 1e-8, 1e-30])
+@pytest.mark.parametrize("case", ["no_warmup", "mean", "augmented", "clusters"])
+@pytest.mark.parametrize("schedule", [FULL, PARTIAL], ids=SCHEDULES)
+def test_hardly_any_learning_leaves_no_nan(case: str, lr: float, schedule: list[list[int]]) -> None:
+    """From small variances to none at all."""
+    check_finite(make_problem().run(SelfFL(**FIELDS | CASES[case] | {"lr": lr, "default_steps": 3}), schedule))
+
+
+# what crosses
+
+
+@pytest.mark.parametrize("schedule", [FULL, PARTIAL], ids=SCHEDULES)
+@pytest.mark.parametrize(("case", "models"), [("defaults", 1), ("fixed_steps", 1), ("clusters", 1), ("augmented", 2)])
+def test_three_numbers_more_than_fedavg_cross(case: str, models: int, schedule: list[list[int]]) -> None:
+    """In all rounds two down and one up, 8 bytes each; Algorithm 2 sends two models up."""
+    problem = make_problem()
+    run = problem.run(SelfFL(**FIELDS | CASES[case] | {"default_steps": 2}), schedule)
+    plain = problem.run(FedAvg(epochs=1), schedule)
+    for mine, avg in zip(run.records, plain.records, strict=True):
+        assert mine["bytes_down"] == avg["bytes_down"] + 2 * 8 * len(avg["clients"])
+        assert mine["bytes_up"] == models * avg["bytes_up"] + 8 * len(avg["clients"])
