@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 .PHONY: run test test-slow bench pictures clean
 
 run: $(VENV)/installed
-	$(BIN)/fedtailor compare local fedavg fedper scaffold ditto --data digits --data.clients 20 --data.alpha 0.1 \
-		--rounds 20 --batch-size 16 --seeds 0,1,2
+	$(BIN)/fedtailor compare local fedavg fedper fedapa fedapm fedlag selffl --data digits --data.clients 20 \
+		--data.alpha 0.1 --rounds 20 --batch-size 16 --seeds 0,1,2
 
 test: $(VENV)/installed-all
 	$(BIN)/ruff check .
@@ -21,8 +21,9 @@ test-slow: $(VENV)/installed-all
 bench: $(VENV)/installed-all
 	$(BIN)/python benchmarks/sequential.py --rounds 9
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/server.py
 
-pictures: $(VENV)/installed
+pictures: $(VENV)/installed-all
 	$(BIN)/python docs/pictures.py
 
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -112,7 +112,7 @@ class FedAPM(Method):
     epochs_shared: int = 3  # local epochs of the shared part, at most
     weight_decay: float = 0.0  # of local SGD (0.01 in the authors' code)
     split: Split = "output"  # the personal part: output, input, split_input or layers
-    rho: float = 0.001  # ρ, penalty that holds u_i near u (0.01 in the paper)
+    rho: float = 0.003  # ρ, penalty that holds u_i near u (0.01 in the paper)
     sigma: float = 0.01  # σ, pull of the personal part towards where it was
     alpha: Literal["uniform", "size", "one"] = "uniform"  # α_i: 1/M, n_i/n or 1
     accuracy_start: float | None = None  # ξ_i before the first round; none: by its first gradient; 0: never stop early

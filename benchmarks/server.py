@@ -1,0 +1,91 @@
+"""What a round costs the server of FedAPA and of FedLAG: 1,000 clients of LeNet-5 on CIFAR-10's shape, all at once.
+
+python benchmarks/server.py [--clients 1000]
+
+Each method in a process of its own, torch on all cores; "floor" is the matrix product that the update cannot do without
+(all pairs of clients, all shared numbers), timed in the same process, so that the ratio holds on other machines.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import statistics
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedtailor as ft
+from fedtailor.method import Exchange, Setup
+
+METHODS = {"FedAPA": ft.methods.FedAPA(), "FedLAG": ft.methods.FedLAG()}
+REPEATS = 5
+
+
+def build(method: ft.Method, clients: int) -> tuple[ft.trees.Tree, Exchange]:
+    """A server, and a round in which everyone's model moved in a direction of its own."""
+    x, y = torch.zeros(2, 3, 32, 32), torch.tensor([0, 9])
+    model = ft.network("lenet5", ft.Federation.from_arrays([(x, y, x, y)]))
+    sizes = torch.full((clients,), 100)
+    server = method.init_server(Setup(model, model.init(0), clients, sizes, rounds=1, seed=0))
+    everyone = range(clients)
+    sent = method.send(server, everyone, 1)
+    torch.manual_seed(0)
+    received = {"params": {name: leaf + 0.01 * torch.randn(leaf.shape) for name, leaf in sent["params"].items()}}
+    return server, Exchange(1, everyone, clients, sizes, model, sent, received)
+
+
+def seconds(function: Any) -> float:
+    """The median of a few calls."""
+    times = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def measure(name: str, clients: int) -> dict[str, float]:
+    method = METHODS[name]
+    with torch.no_grad():
+        server, exchange = build(method, clients)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        first = method.receive(server, exchange)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        rows = torch.cat([leaf.flatten(1) for leaf in exchange.received["params"].values()], 1)
+        return {
+            "receive_seconds": seconds(lambda: method.receive(server, exchange)),
+            "send_seconds": seconds(lambda: method.send(first, exchange.clients, 2)),
+            "monitor_seconds": seconds(lambda: method.monitor(server, first, exchange)),
+            "floor_seconds": seconds(lambda: rows @ rows.T),
+            "peak_GiB": peak / 2**20,
+            "receive_adds_GiB": (peak - before) / 2**20,
+        }
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--clients", type=int, default=1000)
+    clients = options.parse_args().clients
+    found = {}
+    for name in METHODS:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            found[name] = numbers = pool.apply(measure, (name, clients))
+        parts = ", ".join(
+            f"{part} {numbers[f'{part}_seconds']:.2f} s" for part in ("receive", "send", "monitor", "floor")
+        )
+        ratio = numbers["receive_seconds"] / numbers["floor_seconds"]
+        print(f"{name}, {clients} clients: {parts}; receive is {ratio:.1f} floors; peak {numbers['peak_GiB']:.2f} GiB")
+    machine = f"{os.cpu_count()} CPU cores, {platform.machine()}, torch {torch.__version__.split('+')[0]}"
+    result = {"date": str(date.today()), "machine": machine, "clients": clients, "network": "lenet5 (3×32×32)"} | found
+    path = Path(__file__).parent / "results" / "server.json"
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
