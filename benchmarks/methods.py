@@ -58,7 +58,8 @@ GROUPS: dict[str, dict[str, ft.Method]] = {
     "fedapm": {
         "FedAPM": FedAPM(),
         "the paper's ρ and μ": FedAPM(rho=0.01, accuracy_decay=0.9),
-        "Eq. 9 as printed (σ α_i for σ)": FedAPM(sigma=0.01 / 20),
+        "Eq. 9 as printed": FedAPM(printed_loss=True),
+        "its minimiser: σ/M for σ": FedAPM(sigma=0.01 / 20),
         "no duals": FedAPM(duals=False),
         "first layer personal": FedAPM(split="input"),
         "never stopping early": FedAPM(accuracy_start=0.0),

@@ -1,5 +1,6 @@
 """The examples run and say what they promise; the pages' own code blocks run too."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+
+import fedtailor as ft
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,7 +32,26 @@ def test_own_data() -> None:
     assert all(len(row.split()) == 5 for row in rows)
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    ("page", "methods"),
+    [
+        ("fedapa", [ft.methods.FedAPA]),
+        ("fedapm", [ft.methods.FedAPM]),
+        ("fedlag", [ft.methods.FedLAG, ft.methods.LAG]),
+        ("selffl", [ft.methods.SelfFL]),
+    ],
+)
+def test_a_methods_page_names_every_field_and_nothing_else(page: str, methods: list[type[ft.Method]]) -> None:
+    text = (ROOT / "docs" / "methods" / f"{page}.md").read_text()
+    table = text.split("## Fields")[1].split("\n\n")[1]
+    named = [name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+    assert sorted(named) == sorted({field.name for method in methods for field in dataclasses.fields(method)})
+    assert f"]({page}.svg)" in text and (ROOT / "docs" / "methods" / f"{page}.svg").is_file()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / "docs" / "methods" / target).is_file(), target
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/methods/selffl.md"])
 def test_python_blocks_of_the_pages_run(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^ *```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     assert blocks

@@ -1,7 +1,8 @@
 """An experiment is the same thing as a dataclass, as TOML and as flags."""
 
+import re
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,45 @@ def test_every_field_has_a_default_and_most_a_note(kind: Any) -> None:
     assert notes.keys() == {f.name for f in fields(kind)}
     if kind in METHODS.values():
         assert all(default and note for default, note in notes.values())
+
+
+def test_a_method_around_a_method_has_flags_of_its_own() -> None:
+    words = "--method lag --method.threshold 0.2 --method.inner scaffold --method.inner.lr 0.05"
+    made = make(read_flags(words.split()).over({}))
+    assert made.method == ft.methods.LAG(ft.methods.Scaffold(lr=0.05), threshold=0.2)
+    other = read_flags(["--method.inner.mu", "0.5"]).over({"method": {"name": "lag", "inner": "fedprox"}})
+    assert make(other).method == ft.methods.LAG(ft.methods.FedProx(mu=0.5))
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ({"name": "lag", "inner": "scafold"}, "There is no method.inner 'scafold'; did you mean 'scaffold'?"),
+        ({"name": "lag", "inner": {"name": "fedprox", "mue": 1}}, "There is no field of fedprox 'mue'"),
+        ({"name": "lag", "inner": {"mu": 1}}, "The method.inner has fields but no name"),
+        ({"name": "lag", "inner": {"name": "fedprox", "mu": "much"}}, "method.inner.mu cannot be 'much'"),
+        ({"name": "lag", "inner": 3}, "method.inner must be a name or a table with a name"),
+        ({"name": "selffl", "clusters": 3}, "method.clusters cannot be 3"),
+        ({"name": "fedapm", "split": 3}, "method.split cannot be 3"),
+    ],
+)
+def test_what_an_inner_method_cannot_be_is_said(method: dict[str, Any], words: str) -> None:
+    with pytest.raises(ft.Refused, match=re.escape(words)):
+        make({"method": method})
+
+
+ODD: dict[str, ft.Method] = {
+    "lag": ft.methods.LAG(ft.methods.Scaffold(lr=0.05), personal_layers=1),
+    "fedapm": ft.methods.FedAPM(split=("fc1", "head"), accuracy_start=0.5),
+    "selffl": ft.methods.SelfFL(clusters=(0, 0, 1, 1), warmup=0),
+    "fedapa": ft.methods.FedAPA(variant="code", clip=False),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_comes_back_from_its_folder(name: str, tmp_path: Path) -> None:
+    """The TOML of a run names all that its method was told."""
+    settings: dict[str, Any] = {"rounds": 1, "evaluate": 1, "data": {"clients": 4, "alpha": 1.0}}
+    experiment = replace(make(settings), method=ODD.get(name, METHODS[name]()))
+    experiment.run(folder=tmp_path / "run")
+    assert make(from_toml(tmp_path / "run" / "experiment.toml")).method == experiment.method

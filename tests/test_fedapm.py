@@ -129,6 +129,16 @@ def test_some_clients_stop_early_and_some_do_not(name: str, participation: str) 
     assert min(made) < 3 and max(made) > 0 and len(set(made)) > 1
 
 
+def test_the_printed_personal_step_leaves_alpha_out() -> None:
+    """Equation 9: in round 1, where nothing else tells them apart, it is the personal step with α_i = 1."""
+    problem, everyone = make_problem(), [[0, 1, 2, 3, 4]]
+    printed = problem.run(apm(lr=0.2, printed_loss=True), everyone)
+    one, ours = problem.run(apm(lr=0.2, alpha="one"), everyone), problem.run(apm(lr=0.2), everyone)
+    for i in range(5):
+        assert same(printed.client(i)["personal"], one.client(i)["personal"], 1e-12)
+        assert not same(printed.client(i)["personal"], ours.client(i)["personal"], 1e-6)
+
+
 def test_accuracy_is_unknown_until_a_client_takes_part() -> None:
     problem = make_problem()
     run = problem.run(apm(lr=1.0), [[0, 1]])

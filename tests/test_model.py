@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import TinyNet, same, tiny_federation
+from conftest import TinyNet, refusal, same, tiny_federation
 from fedtailor.methods import FedAvg, FedPer
 from fedtailor.model import as_model
 from fedtailor.trees import Params, stack, take
@@ -500,3 +500,51 @@ def test_an_unknown_loss_is_refused() -> None:
 
 def test_everything_can_be_mapped() -> None:
     agree_when_mapped(ft.wrap(Everything().double()), normal(6, 1, 5, 5))
+
+
+class Senses(nn.Module):
+    """Two inputs, each with a layer of its own, then two common layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sound, self.picture = nn.Linear(2, 3), nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        self.joint, self.head = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.joint(torch.cat([self.sound(x[:, :2]), self.picture(x[:, 2:])], 1)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("part", "layers"),
+    [
+        ("head", ["head"]), ("output", ["head"]), ("input", ["sound"]), ("split_input", ["picture.0", "picture.1"]),
+        ("joint", ["joint"]), (("sound", "head"), ["sound", "head"]), (["picture"], ["picture.0", "picture.1"]),
+    ],
+)  # fmt: skip
+def test_a_model_is_split_at_any_layers(part: Any, layers: list[str]) -> None:
+    """A part takes its layers with all they own, running statistics included; the rest is all else."""
+    model = ft.wrap(Senses(), parts={"split_input": ["picture"]})
+    params = model.init(0)
+    rest, chosen = model.split(params, part)
+    assert {name.rpartition(".")[0] for name in chosen} == set(layers)
+    assert rest.keys() | chosen.keys() == params.keys() and not rest.keys() & chosen.keys()
+
+
+def test_the_network_says_what_its_output_is() -> None:
+    """FedAPM's CNN: both linear layers are personal."""
+    model = ft.network("cnn", ft.load("digits", clients=2))
+    assert {name.split(".")[0] for name in model.split(model.init(0), "output")[1]} == {"fc1", "head"}
+    assert {name.split(".")[0] for name in model.split(model.init(0))[1]} == {"head"}
+
+
+def test_a_split_input_is_trained_apart() -> None:
+    """The named branch stays with its client."""
+    fed = tiny_federation()
+    model = ft.wrap(Senses(), parts={"split_input": ["sound"]})
+    run = ft.simulate(ft.methods.FedAPM(split="split_input"), model, fed, rounds=2)
+    assert {name.split(".")[0] for name in run.client(0)["personal"]} == {"sound"}
+
+
+def test_parts_that_are_not_there_are_refused(net: nn.Module) -> None:
+    assert refusal(lambda: ft.wrap(net, parts={"output": ["fcc"]})) == "There is no layer 'fcc'; did you mean 'fc'?"
+    assert "lists no layers for 'split_input'" in refusal(lambda: ft.wrap(net).split({}, "split_input"))

@@ -95,7 +95,10 @@ def show(folder: Annotated[Path, typer.Argument(help="a run, or a folder of runs
 def list_(what: Annotated[str, typer.Argument(help="methods, data or networks")]) -> None:
     """List what there is: methods, data, networks."""
     if what == "methods":
-        out.print(catalogue("method", "paper", {n: (m.__doc__ or "", field_notes(m)) for n, m in METHODS.items()}))
+        papers = {
+            name: ((method.__doc__ or "").split("\n\n")[0], field_notes(method)) for name, method in METHODS.items()
+        }
+        out.print(catalogue("method", "paper", papers))
     elif what == "networks":
         out.print(catalogue("network", "about", {n: (k.__doc__ or "", field_notes(k)) for n, k in NETWORKS.items()}))
     elif what == "data":

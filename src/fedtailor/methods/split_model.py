@@ -120,6 +120,7 @@ class FedAPM(Method):
     duals: bool = True  # false: every π_i stays 0
     start: Literal["own", "received"] = "own"  # u_i when training begins: the client's own, or what it received
     order: Literal["alternate", "together"] = "alternate"  # of the two parts in training
+    printed_loss: bool = False  # Equation 9 as printed: the personal step without α_i
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -153,7 +154,8 @@ class FedAPM(Method):
         accuracy = self.accuracy_decay * self._accuracy(local, state)  # Eq. 10
 
         def personal_objective(v: Tree, u: Tree, batch: Batch) -> Tensor:  # Eq. 15
-            return self._loss(local, u | v, batch) + self.sigma / 2 * squared_distance(v, personal)
+            loss = local.loss(u | v, batch) if self.printed_loss else self._loss(local, u | v, batch)
+            return loss + self.sigma / 2 * squared_distance(v, personal)
 
         def penalty(u: Tree) -> Tensor:
             gap = self._gap(local.model, u, received)
