@@ -9,6 +9,7 @@ benchmarks/results/methods-DATA.json, where groups that are not run again stay; 
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -125,7 +126,7 @@ def measure(data: str, case: Case, settings: Mapping[str, Any]) -> dict[str, Any
         found["steps"] = statistics.mean(last["per_client"]["steps"].values())
     if "drift" in last["per_client"]:
         found["drift"] = statistics.mean(last["per_client"]["drift"].values())
-    return found
+    return {name: value for name, value in found.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
 def run_all(data: str, cases: list[Case], workers: int, settings: Mapping[str, Any]) -> Iterator[tuple[Case, Any]]:
@@ -188,7 +189,8 @@ def main() -> None:
     if not asked.show:
         settings = SETTINGS | {"rounds": asked.rounds, "batch_size": asked.batch_size}
         seeds, groups = [int(seed) for seed in asked.seeds.split(",")], asked.groups.split(",")
-        machine = f"{os.cpu_count()} CPU cores, {platform.machine()}, torch {torch.__version__.split('+')[0]}"
+        gpu = f", {torch.cuda.get_device_name()} (for {SLOW[0].__name__})" if torch.cuda.is_available() else ""
+        machine = f"{os.cpu_count()} CPU cores, {platform.machine()}{gpu}, torch {torch.__version__.split('+')[0]}"
         kept = {"date": str(date.today()), "machine": machine, "data": asked.data, "seeds": seeds, **settings}
         results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}  # others stay
         chosen = [
