@@ -53,6 +53,7 @@ class Settings:
     duals: bool = True
     start: str = "own"
     order: str = "alternate"
+    printed_loss: bool = False
 
 
 # arithmetic on weights, one by one
@@ -143,8 +144,8 @@ def by_u(
 
 
 def by_v(problem: Problem, s: Settings, i: int, v: Weights, u: Weights, before: Weights, samples: Tensor) -> Weights:
-    """The gradient by v of α f(v, u) + (σ/2)‖v − v_i‖² (Eqs. 9 and 15)."""
-    α = weight_of(problem, s, i)
+    """The gradient by v of α f(v, u) + (σ/2)‖v − v_i‖² (Eq. 15; Eq. 9 prints it without α)."""
+    α = 1.0 if s.printed_loss else weight_of(problem, s, i)
     g, _ = gradients(problem, v, u, samples)
     return {name: α * g[name] + s.sigma * (v[name] - before[name]) for name in v}
 

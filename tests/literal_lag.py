@@ -301,16 +301,17 @@ class LiteralLAG:
 
     def choose(self, r: int, starts: Sequence[Weights], uploads: Sequence[Weights]) -> None:
         """Algorithm 2."""
+        L, fixed = len(self.layers), self.which != "conflict"
+        if r >= max(self.warmup, 1) and fixed:
+            self.L_p = fixed_layers(self.which, self.k, L)
         if len(starts) >= 2:
             mean_cosine = []
             for at in range(len(self.layers)):
                 h_l = [self.change(at, start, upload) for start, upload in zip(starts, uploads, strict=True)]
                 self.GC[at], mean = conflict_score(h_l, self.xi)
                 mean_cosine.append(mean)
-            if r >= max(self.warmup, 1):
-                fixed = self.which != "conflict"
-                L = len(self.layers)
-                self.L_p = fixed_layers(self.which, self.k, L) if fixed else top_layers(self.GC, mean_cosine, self.k)
+            if r >= max(self.warmup, 1) and not fixed:
+                self.L_p = top_layers(self.GC, mean_cosine, self.k)
         self.scores.append(list(self.GC))
         self.history.append(set(self.L_p))
 

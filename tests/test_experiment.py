@@ -105,6 +105,12 @@ def test_every_field_has_a_default_and_most_a_note(kind: Any) -> None:
         assert all(default and note for default, note in notes.values())
 
 
+def test_none_is_a_value_where_a_field_may_have_none() -> None:
+    words = "--method fedlag --method.personal-layers none --network cnn --network.norm none"
+    made = make(read_flags(words.split()).over({}))
+    assert made.method == ft.methods.FedLAG() and getattr(made.network, "norm", "") == "none"
+
+
 def test_a_method_around_a_method_has_flags_of_its_own() -> None:
     words = "--method lag --method.threshold 0.2 --method.inner scaffold --method.inner.lr 0.05"
     made = make(read_flags(words.split()).over({}))

@@ -91,6 +91,7 @@ CASES: dict[str, dict[str, Any]] = {
     "together with decay": {"lr": 0.5, "order": "together", "accuracy_start": 0, "weight_decay": 0.01, "rho": 0.2},
     "together and received": {"lr": 1.0, "order": "together", "start": "received", "accuracy_start": 0},
     "no duals": {"lr": 1.0, "duals": False},
+    "Eq. 9 as printed": {"lr": 0.3, "printed_loss": True},
     "no duals, strong pull": {"lr": 1.0, "duals": False, "rho": 0.3, "accuracy_start": 0},
     "no duals, no pull": {"lr": 1.0, "duals": False, "rho": 0.0, "sigma": 0.0, "accuracy_start": 0},
 }

@@ -1,6 +1,7 @@
 """LAG and FedLAG, FedExP and pFedMe: against literal versions, in limits that must hold, and where they refuse."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from conftest import apply_mapped, refusal, same, tiny_federation
 from fedtailor.methods import LAG, FedAvg, FedExP, FedLAG, FedPer, FedProx, Local, PFedMe, Scaffold
 from fedtailor.rounds import Rounds
 from fedtailor.settings import Settings
-from fedtailor.trees import flatten
+from fedtailor.trees import Tree, flatten
 from literal_lag import Inner, LiteralFedAvg, LiteralFedExP, LiteralLAG, LiteralPFedMe, LiteralScaffold
 from problem import FULL, PARTIAL, Problem, Weights, make_problem
 
@@ -228,13 +229,33 @@ def test_a_warmup_as_long_as_the_run_leaves_the_inner_method(name: str) -> None:
 
 @EVERY_INNER
 def test_alone_lag_is_the_inner_method(name: str) -> None:
-    """One client has nobody to conflict with, and fixed layers are not chosen either."""
+    """One client has nobody to conflict with."""
     problem, method = make_problem((5,)), INNER[name][0]
-    inner = problem.run(method, [[0]] * 3)
-    for which in ("conflict", "last"):
-        lag = problem.run(LAG(method, threshold=0.9, layers=which), [[0]] * 3)
-        assert_equal_runs(lag, inner)
-        assert not lag.server["personal"].any()
+    lag = problem.run(LAG(method, threshold=0.9), [[0]] * 3)
+    assert_equal_runs(lag, problem.run(method, [[0]] * 3))
+    assert not lag.server["personal"].any()
+
+
+def test_fixed_layers_need_no_pairs() -> None:
+    """Rounds of one client: the last layer is personal all the same, and the head stays with each."""
+    run = make_problem().run(FedLAG(lr=0.2, layers="last", personal_layers=1), [[0], [1], [2], [0]])
+    assert run.server["personal"].tolist() == [False, False, True]
+    heads = [run.personal(client, "received")["head.weight"] for client in range(3)]
+    assert not torch.equal(heads[0], heads[1]) and not torch.equal(heads[1], heads[2])
+
+
+def test_a_method_whose_clients_send_no_model_does_not_fit() -> None:
+    @dataclass(frozen=True)
+    class Deltas(FedAvg):
+        def train(self, local: ft.LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+            return state, {"delta": message["params"]}
+
+        def trained(self, local: ft.LocalView, state: Tree, message: Tree, upload: Tree) -> Tree:
+            params: Tree = message["params"]
+            return params
+
+    said = refusal(lambda: make_problem().run(LAG(Deltas()), [[0, 1]]))
+    assert "whole model, 'params'" in said and "Deltas" in said
 
 
 @BOTH

@@ -128,3 +128,40 @@ def test_no_state_holds_a_tensor_that_is_no_number(net: nn.Module) -> None:
         run = go(net, method, schedule=[[0, 3], [3], [0], [0, 1, 3], [3]])
         trees = [run.server, *(run.client(i) for i in range(4)), *(run.personal(i, "received") for i in range(4))]
         assert all(bool(torch.isfinite(leaf).all()) for tree in trees for leaf in flatten(tree).values())
+
+
+def test_lag_hands_on_what_its_inner_method_tells(net: nn.Module) -> None:
+    """All numbers of the inner method are there, beside LAG's own."""
+    alone, inside = go(net, Watched()), go(net, ft.methods.LAG(Watched(), personal_layers=0))
+    for one, other in zip(inside.records, alone.records, strict=True):
+        assert {"conflicts", "personal"} <= one["monitor"].keys() and "gain_term" in one["per_client"]
+        for name in ("moved", "clients", "sum"):
+            assert one["monitor"][name] == other["monitor"][name]
+        for name in ("drawn", "size", "mass"):
+            assert one["per_client"][name] == other["per_client"][name]
+
+
+def test_lag_answers_as_its_inner_method_does(net: nn.Module) -> None:
+    @dataclass(frozen=True)
+    class Contrary(ft.methods.FedAvg):
+        def logits(self, model: ft.Model, personal: Tree, x: Any) -> torch.Tensor:
+            return -model.logits(personal, x)
+
+    alone, inside = go(net, Contrary()), go(net, ft.methods.LAG(Contrary(), personal_layers=0))
+    assert alone.records[-1]["loss_trained"] == inside.records[-1]["loss_trained"]
+    assert alone.records[-1]["loss_trained"] != go(net, ft.methods.FedAvg()).records[-1]["loss_trained"]
+
+
+@pytest.mark.parametrize("name", ["bytes_up", "loss", "accuracy_trained"])
+def test_a_number_cannot_take_the_name_of_another(net: nn.Module, name: str) -> None:
+    @dataclass(frozen=True)
+    class Taking(ft.methods.FedAvg):
+        def measure(self, local: ft.LocalView, state: Tree, message: Tree) -> Tree:
+            return {name: local.size}
+
+    assert f"already has '{name}'" in refusal(lambda: go(net, Taking()))
+
+
+def test_arrays_are_as_precise_as_the_run(net: nn.Module) -> None:
+    run = go(net, ft.methods.FedAPA(weight_lr=0.05))
+    assert torch.equal(run.monitor("weights")[3], run.server["weights"])

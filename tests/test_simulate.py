@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import SIZES, TinyNet, same, tiny_federation
+from conftest import SIZES, TinyNet, refusal, same, tiny_federation
 from fedtailor.schedule import make_schedule
 from fedtailor.trees import Tree
 
@@ -487,3 +487,19 @@ def test_numbers_of_numpy_are_numbers(net: nn.Module) -> None:
     for wrong in ({"rounds": 2.0}, {"seed": "1"}, {"batch_size": 2.5}):
         with pytest.raises(ft.Refused, match="must be a whole number"):
             go(net, **wrong)
+
+
+@pytest.mark.parametrize("schedule", [[["a"]], [1, 2], [[0.5, 1]], ["01"]])
+def test_a_schedule_lists_clients_by_number(net: nn.Module, schedule: Any) -> None:
+    assert "schedule" in refusal(lambda: go(net, schedule=schedule))
+
+
+def test_what_is_asked_of_a_run_must_exist(net: nn.Module) -> None:
+    run = go(net)
+    assert "'received' or 'trained'" in refusal(lambda: run.numbers("trainedd"))
+    assert "did you mean 'best_test'?" in refusal(lambda: run.scores("trained", "best_tst"))
+
+
+@pytest.mark.parametrize("field", ["duals", "printed_loss"])
+def test_a_switch_is_true_or_false(field: str) -> None:
+    assert f"{field} must be true or false, not 'no'" in refusal(lambda: ft.methods.FedAPM(**{field: "no"}))  # type: ignore[arg-type]

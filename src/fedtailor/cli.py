@@ -17,7 +17,8 @@ from fedtailor.flags import Flags, read_flags
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.record import free_folder, is_finished, open_run
-from fedtailor.run import Record, Run
+from fedtailor.run import Record, Run, name_of
+from fedtailor.simulate import describe
 from fedtailor.table import catalogue, comparison, other_metrics, run_table, verdict
 
 app = typer.Typer(help="Personalised federated learning.", no_args_is_help=True, add_completion=False)
@@ -147,7 +148,7 @@ def _run(experiment: Experiment, fed: Federation, folder: Path, label: str, prog
 
 
 def _label(experiment: Experiment) -> str:
-    return f"{type(experiment.method).__name__.lower()}-seed{experiment.seed}"
+    return f"{name_of(describe(experiment.method))}-seed{experiment.seed}".replace("(", "-").replace(")", "")
 
 
 def _for_method(name: str, names: list[str], flags: Flags) -> dict[str, Any]:

@@ -16,7 +16,8 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -109,6 +110,8 @@ def build(kind: type[Any], values: Named, name: str, prefix: str = "") -> Any:
         if hints[key] is Method:
             made[key] = _choose(f"{prefix}.{key}", value, METHODS, None)
             continue
+        if str(value).lower() == "none" and NoneType in get_args(hints[key]):  # as the command writes it
+            value = None
         try:
             made[key] = TypeAdapter(hints[key]).validate_python(value)
         except ValidationError as error:

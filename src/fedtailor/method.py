@@ -7,7 +7,7 @@ return, nothing else.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from math import isfinite
+from math import inf, isfinite
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -67,11 +67,14 @@ class Method:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(f.default, float):
+            if isinstance(f.default, bool):
+                self.require(isinstance(value, bool), f.name, "true or false")
+            elif isinstance(f.default, float):
                 self.require(isinstance(value, Real) and isfinite(value), f.name, "a number")
-            elif isinstance(f.default, int) and not isinstance(f.default, bool):
+            elif isinstance(f.default, int):
                 self.require(isinstance(value, Integral), f.name, "a whole number")
-        self.require(getattr(self, "lr", 1) > 0, "lr", "above 0")
+        lr = getattr(self, "lr", None)  # None: the method chooses, or has none
+        self.require(lr is None or (isinstance(lr, Real) and 0 < float(lr) < inf), "lr", "above 0")
         for name, low in [("epochs", 1), ("momentum", 0), ("weight_decay", 0)]:
             self.require(getattr(self, name, low) >= low, name, f"at least {low}")
         self.require(getattr(self, "momentum", 0) < 1, "momentum", "below 1")

@@ -172,7 +172,8 @@ class Model:
         if not isinstance(part, str):
             return part
         if part in self.parts:
-            return self.parts[part]
+            named = self.parts[part]
+            return [named] if isinstance(named, str) else named
         if part == "split_input":
             raise Refused("This network lists no layers for 'split_input'; give the personal layers as a list.")
         last = [] if self.head is None else [self.head]

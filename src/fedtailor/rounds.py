@@ -128,6 +128,7 @@ class Rounds:
             "parameters": sum(p.numel() for p in self.model.module.parameters() if p.requires_grad),
             "score": self.model.score,
             "higher_is_better": self.model.higher_is_better,
+            "layers": list(self.model.layers()),
             "clients": [self._describe(client, fed) for client in range(fed.num_clients)],
         }
 
@@ -155,9 +156,11 @@ class Rounds:
             sizes = self.sizes[cohort]
             exchange = Exchange(number, cohort, self.common.num_clients, sizes, self.model, sent, received)
             before, self.server = self.server, self.method.receive(self.server, exchange)
-            seen = self.method.monitor(before, self.server, exchange)
+            pause = time.perf_counter()
+            seen = dict(self.method.monitor(before, self.server, exchange))
             _extend(notes, _by_client(cohort, result["notes"] | seen.pop("per_client", {})))
-            monitor |= seen
+            monitor |= {name: _plain(value) for name, value in seen.items()}
+            started += time.perf_counter() - pause  # watching is not training
             down |= zip(cohort, count_bytes(sent, len(cohort)), strict=True)
             up |= zip(cohort, count_bytes(received, len(cohort)), strict=True)
         if self.device.type == "cuda":
@@ -175,8 +178,8 @@ class Rounds:
                 for moment in ("received", "trained")
                 for kind in ("", "_mean")
             },
-            "monitor": {name: _plain(value) for name, value in monitor.items()},
-            "per_client": {"bytes_up": up, "bytes_down": down} | notes,
+            "monitor": monitor,
+            "per_client": _join({"bytes_up": up, "bytes_down": down}, notes),
         }
 
     @torch.no_grad()
@@ -211,7 +214,7 @@ class Rounds:
         if last:
             absent = [client for client in chosen if client not in here]
             line["last_trained"] = self._last_trained(values, absent)
-        line["per_client"] |= values | measured
+        line["per_client"] = _join(line["per_client"], _join(values, measured))
         return line | {"seconds_evaluating": time.perf_counter() - started}
 
     @torch.no_grad()
@@ -316,8 +319,16 @@ def _by_client(clients: Sequence[int], stacked: Tree) -> dict[str, Values]:
     return {name: dict(zip(clients, leaf.tolist(), strict=True)) for name, leaf in numbers.items()}
 
 
-def _plain(value: Tensor) -> Any:
+def _join(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Both, if they do not speak of different things under one name."""
+    if twice := sorted(values.keys() & more.keys()):
+        raise Refused(f"The record already has '{twice[0]}' of every client; a method must call its number otherwise.")
+    return values | more
+
+
+def _plain(value: Tensor | float) -> Any:
     """A number or nested lists; large arrays stay tensors, which take a tenth of the memory."""
+    value = torch.as_tensor(value)
     return value.tolist() if value.numel() <= LARGE else value.cpu()
 
 

@@ -14,7 +14,18 @@ from fedtailor.trees import Params, Tree
 
 Record = dict[str, Any]  # one round; "per_client" maps a name to client -> number
 MOMENTS = ("received", "trained")
+CHOICES = ("last", "best_validation", "best_test")
 LARGE = 10_000  # numbers: an array beyond is kept as a tensor, on disk in a file beside the record
+
+
+def name_of(method: Mapping[str, Any]) -> str:
+    """A method's name as tables and folders have it.
+
+    >>> name_of({"name": "lag", "inner": {"name": "scaffold", "lr": 0.1}})
+    'lag(scaffold)'
+    """
+    inner = method.get("inner")
+    return f"{method['name']}({name_of(inner)})" if isinstance(inner, Mapping) else str(method["name"])
 
 
 @dataclass(eq=False)
@@ -31,6 +42,11 @@ class Run:
     folder: Path | None = None
 
     @property
+    def method(self) -> str:
+        """The method's name; of one around another, both: lag(scaffold)."""
+        return name_of(self.experiment["method"])
+
+    @property
     def num_clients(self) -> int:
         return len(self.info["clients"])
 
@@ -40,12 +56,12 @@ class Run:
 
     def personal(self, client: int, moment: str = "trained") -> Params:
         """Client i's own model as an ordinary state_dict: as it last trained, or as if a further round began."""
-        if moment not in MOMENTS:
-            raise Refused(f"A moment is 'received' or 'trained', not '{moment}'.")
+        self._check(moment, "last")
         return self.get_personal(self._known(client), moment)
 
     def scores(self, moment: str, choice: str = "last", score: str | None = None) -> Values:
         """Every evaluated client's score (accuracy, say) at a moment, in the round that `choice` picks."""
+        self._check(moment, choice)
         picked = self._pick_round(moment, choice)
         return {} if picked is None else self._trajectory(moment, score or self.info["score"])[picked]
 
@@ -55,8 +71,7 @@ class Run:
         The choices: `last`; `best_validation`, None without validation data; `best_test`, which is what most papers
         print, and optimistic; both are sought among the rounds in which all clients are known.
         """
-        choices = ("last", "best_validation", "best_test")
-        return {moment: {choice: self.numbers(moment, choice, alone) for choice in choices} for moment in MOMENTS}
+        return {moment: {choice: self.numbers(moment, choice, alone) for choice in CHOICES} for moment in MOMENTS}
 
     def numbers(self, moment: str, choice: str = "last", alone: "Run | None" = None) -> dict[str, Any] | None:
         """One choice of the summary: the score over all test samples (`weighted`), as the plain mean over clients, of
@@ -66,6 +81,7 @@ class Run:
         `clients` says over how many a number is: who has no defined value (the AUC of a client with one class) is left
         out; who diverged is not, and makes a mean NaN.
         """
+        self._check(moment, choice)
         picked = self._pick_round(moment, choice)
         if picked is None:
             return None
@@ -97,7 +113,10 @@ class Run:
 
             assert self.folder is not None
             return load_tensors(self.folder / value["file"])[name]
-        return torch.tensor(value) if isinstance(value, list) else value
+        if not isinstance(value, list):
+            return value
+        array = torch.tensor(value, dtype=torch.float64)  # as precise as the record, whatever it was
+        return array if array.frac().any() else torch.tensor(value)
 
     def total(self, name: str) -> float:
         """The sum of bytes_up, bytes_down or seconds over the rounds."""
@@ -152,6 +171,12 @@ class Run:
 
     def _identities(self) -> list[tuple[str, int]]:
         return [(client["name"], client["test"]) for client in self.info["clients"]]
+
+    def _check(self, moment: str, choice: str) -> None:
+        if moment not in MOMENTS:
+            raise Refused(f"A moment is 'received' or 'trained', not '{moment}'.")
+        if choice not in CHOICES:
+            raise unknown("choice of a round", choice, CHOICES)
 
     def _known(self, client: int) -> int:
         if not 0 <= client < self.num_clients:

@@ -1,7 +1,7 @@
 """Which clients take part in which round: a pure function of its settings and the seed."""
 
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -46,6 +46,8 @@ def _checked(schedule: Sequence[Sequence[int]], num_clients: int, rounds: int | 
     if not schedule:
         raise Refused("The schedule has no rounds.")
     for number, clients in enumerate(schedule, start=1):
+        if not all(isinstance(client, Integral) for client in clients):
+            raise Refused(f"Round {number} of the schedule must list clients by their numbers, not {clients!r}.")
         if not clients:
             raise Refused(f"Round {number} of the schedule has no clients.")
         strangers = [client for client in clients if not 0 <= client < num_clients]

@@ -1,6 +1,6 @@
 """Train a method on a federation, on this machine."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
@@ -63,7 +63,7 @@ def simulate(
         device=str(device),
         dtype=_dtype_name(dtype),
         seed=_whole(seed),
-        schedule=None if schedule is None else [list(clients) for clients in schedule],
+        schedule=None if schedule is None else [_clients(clients) for clients in schedule],
         validation=validation,
         evaluate_every=_whole(evaluate_every),
         evaluate=_whole(evaluate),
@@ -88,7 +88,7 @@ def carry_out(
         experiment={
             **{name: getattr(settings, name) for name in Settings.__dataclass_fields__},
             "rounds": len(plan),
-            "method": _describe(method),
+            "method": describe(method),
             "network": dict(model.description),
             "data": dict(fed.settings) or {"name": "own data"},
         },
@@ -116,6 +116,12 @@ def carry_out(
     return run
 
 
+def _clients(clients: Any) -> list[Any]:
+    if not isinstance(clients, Iterable) or isinstance(clients, str):
+        raise Refused(f"A schedule lists the clients of every round, such as [[0, 1], [2]], not {clients!r}.")
+    return list(clients)
+
+
 def _whole(value: Any) -> Any:
     """Whole numbers of numpy and torch as Python's."""
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
@@ -131,10 +137,10 @@ def _check_kinds(method: Method, fed: Federation) -> None:
         raise Refused("The clients' data are an ft.Federation: ft.load(...), or ft.Federation.from_arrays(...).")
 
 
-def _describe(method: Method) -> dict[str, Any]:
+def describe(method: Method) -> dict[str, Any]:
     """Its name and fields; a method inside a method is described the same way."""
     values = {f.name: getattr(method, f.name) for f in fields(method)}
-    plain = {name: _describe(value) if isinstance(value, Method) else value for name, value in values.items()}
+    plain = {name: describe(value) if isinstance(value, Method) else value for name, value in values.items()}
     return {"name": type(method).__name__.lower()} | plain
 
 

@@ -171,7 +171,7 @@ def _about(others: Sequence[str], runs: Sequence[Run]) -> str:
 def _by_method(runs: Sequence[Run]) -> Groups:
     groups: Groups = {}
     for run in runs:
-        groups.setdefault(run.experiment["method"]["name"], []).append(run)
+        groups.setdefault(run.method, []).append(run)
     return groups
 
 

@@ -54,7 +54,7 @@ def steps_needed(rate: Tensor, variance: Tensor, others: Tensor) -> Tensor:
     tensor(1.)
     """
     pull = others * variance  # GAIN − 1
-    return torch.log(pull / (1 + pull)) / torch.log1p(-rate / variance)
+    return -torch.log1p(1 / pull) / torch.log1p(-rate / variance)
 
 
 def update_variance(mean: Tree, variance: Tensor, new: Tree, gain: Tensor) -> tuple[Tree, Tensor]:
@@ -141,7 +141,6 @@ class SelfFL(Method):
             "variance": like.new_zeros(()),
             "count": like.new_zeros(()),
             "steps": like.new_zeros(()),
-            "gain": like.new_ones(()),
         }
         return state | {"minimum": setup.params} if self.augmented else state
 
@@ -155,8 +154,7 @@ class SelfFL(Method):
         start, steps = self._start(local, state, message, adapts), self._steps(local, state, message, adapts)
         most = max(self.max_steps, self.default_steps)
         params = local.sgd(local.loss, start, lr=self.lr, steps=steps, max_steps=most)
-        gain = torch.where(adapts, 1 + state["variance"] * self._others(state, message)[1], 1.0)
-        new: Tree = {"params": params, "steps": steps, "gain": gain}
+        new: Tree = {"params": params, "steps": steps}
         if self.augmented:
             new["minimum"] = local.sgd(local.loss, params, lr=self.lr, steps=self.minimum_steps)
         new = state | new | self._count(local, state, new["minimum"] if self.augmented else params)
@@ -186,7 +184,7 @@ class SelfFL(Method):
         return params
 
     def note(self, local: LocalView, state: Tree, message: Tree, upload: Tree) -> Tree:
-        return {"steps": state["steps"], "gain": state["gain"], "variance": upload["variance"]}
+        return {"steps": state["steps"]}
 
     def monitor(self, before: Tree, after: Tree, exchange: Exchange) -> Tree:
         """σ_0², every client's σ_m² (−1: unknown) and GAIN_m = 1 + σ_m² Σ_{k≠m} w_k, what it may expect to gain."""

@@ -85,6 +85,9 @@ class _Layerwise(Method):
 
     def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         inner, upload = self.wrapped.train(local, state["inner"], _complete(state, message))
+        if upload.get("params", {}).keys() != state["params"].keys():
+            name = type(self.wrapped).__name__
+            raise Refused(f"LAG needs a method whose clients send their whole model, 'params'; {name}'s do not.")
         return {"inner": inner, "params": upload["params"]}, upload
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
@@ -159,19 +162,17 @@ class _Layerwise(Method):
 
     def _choose(self, server: Tree, exchange: Exchange) -> tuple[Tensor, Tensor]:
         """The layers that are personal in the next round, and the conflicts of this one."""
-        if len(exchange.clients) < 2:
-            return server["personal"], server["conflicts"]
-        layers = _layers(server["models"])
-        scores = [conflicts(_changes(exchange, names), self.threshold) for names in layers]
-        counts = torch.stack([count for count, _ in scores])
-        if exchange.round < self.warmup:
-            return server["personal"], counts
-        if self.layers == "conflict":
+        layers, personal, counts = _layers(server["models"]), server["personal"], server["conflicts"]
+        chosen = None if self.layers == "conflict" else self._fixed(len(layers))
+        if len(exchange.clients) > 1:  # one client has no pairs
+            scores = [conflicts(_changes(exchange, names), self.threshold) for names in layers]
+            counts = torch.stack([count for count, _ in scores])
             ranked = [(-int(count), float(cosine), -place) for place, (count, cosine) in enumerate(scores)]
-            chosen = [-place for count, _, place in sorted(ranked)[: self._most(len(layers))] if count]
-        else:
-            chosen = self._fixed(len(layers))
-        return torch.zeros_like(server["personal"]).index_fill(0, torch.tensor(chosen).to(counts), True), counts
+            most = [-place for count, _, place in sorted(ranked)[: self._most(len(layers))] if count]
+            chosen = most if chosen is None else chosen
+        if chosen is None or exchange.round < self.warmup:
+            return personal, counts
+        return torch.zeros_like(personal).index_fill(0, torch.tensor(chosen).to(counts), True), counts
 
     def _most(self, layers: int) -> int:
         return min(2, layers - 1) if self.personal_layers is None else self.personal_layers
@@ -191,7 +192,7 @@ class LAG(_Layerwise):
     both messages. Any other tree of a message that speaks of layers must have its like in the client's state.
     """
 
-    inner: Method = field(default_factory=lambda: FedAvg(weights="uniform"))  # the method whose layers become personal
+    inner: Method = field(default_factory=FedAvg)  # the method whose layers become personal
 
     def __post_init__(self) -> None:
         super().__post_init__()

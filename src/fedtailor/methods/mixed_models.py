@@ -23,12 +23,12 @@ class FedAPA(SGDMethod):
     """
 
     weight_lr: float = 0.01  # η_A, step of the aggregation weights
-    self_weight: float = 0.5  # μ, a client's weight of its own body before the row is normalised
+    self_weight: float = 0.5  # μ, a client's weight of its own body before the row is normalised (1 in the code)
     clip: bool = True  # weights to [0, 1]
     self_adjust: bool = True  # set the own weight to μ
     normalize: bool = True  # rows sum to 1
     share: Literal["body", "all"] = "body"  # what crosses: the head stays (the paper's), or all is shared
-    weight_momentum: float = 0.0  # of the aggregation weights
+    weight_momentum: float = 0.0  # of the aggregation weights (0.9 in the code, for all of them)
     printed_sign: bool = False  # Equation 7 as printed: climbs instead of descending
     variant: Literal["paper", "code"] = "paper"  # code: the authors' code
 
@@ -39,6 +39,8 @@ class FedAPA(SGDMethod):
         self.require(0 <= self.weight_momentum < 1, "weight_momentum", "at least 0 and below 1")
         self.require_choice("share", "body", "all")
         self.require_choice("variant", "paper", "code")
+        usable = self.variant == "paper" or self.self_adjust
+        self.require(usable, "self_adjust", "true with variant 'code', where all other weights start at 0")
 
     @property
     def one_by_one(self) -> bool:
@@ -48,14 +50,19 @@ class FedAPA(SGDMethod):
         count, like = setup.num_clients, next(iter(setup.params.values()))
         nothing = like.new_zeros(count, count)
         weights = torch.eye(count).to(nothing) if self.variant == "paper" else nothing
-        bodies = repeat(setup.params if self.share == "all" else setup.split("head")[0], count)
-        return {"params": bodies, "weights": weights, "velocity": nothing}
+        body = setup.params if self.share == "all" else setup.split("head")[0]
+        learnt = setup.model.trainable(body)
+        statistics = {name: leaf for name, leaf in body.items() if name not in learnt}
+        bodies = {"params": repeat(learnt, count), "statistics": repeat(statistics, count)}
+        return {**bodies, "weights": weights, "velocity": nothing}
 
     def init_client(self, setup: Setup) -> Tree:
         return {} if self.share == "all" else {"head": setup.split("head")[1]}
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
-        return {"params": combine(self._rows(server, clients), server["params"])}  # θ̄_i = Σ_j A_ij θ_j
+        rows = self._rows(server, clients)
+        mixed = combine(rows, server["params"])  # θ̄_i = Σ_j A_ij θ_j
+        return {"params": mixed | combine(_shares(rows), server["statistics"])}
 
     def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         params = local.sgd(local.loss, message["params"] | state.get("head", {}), **self.descent)
@@ -65,13 +72,17 @@ class FedAPA(SGDMethod):
         return {"head": head}, {"params": body}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        excess = sub(exchange.sent["params"], exchange.received["params"])  # θ̄_i − θ_i
-        slopes = dots(exchange.model.trainable(excess), exchange.model.trainable(server["params"]))  # ∂J_i / ∂A_ij
+        received = exchange.received["params"]
+        excess = exchange.model.trainable(sub(exchange.sent["params"], received))  # θ̄_i − θ_i
+        slopes = dots(excess, server["params"])  # ∂J_i / ∂A_ij
         clients = torch.tensor(exchange.clients, device=slopes.device)
         learn = self._learn_as_paper if self.variant == "paper" else self._learn_as_code
         weights, velocity = learn(server, clients, -slopes if self.printed_sign else slopes)
         return {
-            "params": put(server["params"], clients, exchange.received["params"]),
+            **{
+                part: put(server[part], clients, {name: received[name] for name in server[part]})
+                for part in ("params", "statistics")
+            },
             "weights": weights,
             "velocity": velocity,
         }
@@ -82,16 +93,13 @@ class FedAPA(SGDMethod):
 
     def monitor(self, before: Tree, after: Tree, exchange: Exchange) -> Tree:
         """A, the entropy of its rows, and J_i = ½‖Σ_j A_ij θ_j − θ_i‖² with the row as it was and as it became."""
-        shares = after["weights"].clamp(min=0)
-        shares = shares / shares.sum(1, keepdim=True).clamp(min=torch.finfo(shares.dtype).tiny)
-        sent, received, bodies = (
-            exchange.model.trainable(tree)
-            for tree in (exchange.sent["params"], exchange.received["params"], before["params"])
+        sent, received = (
+            exchange.model.trainable(tree) for tree in (exchange.sent["params"], exchange.received["params"])
         )
-        learnt = combine(after["weights"][list(exchange.clients)], bodies)
+        learnt = combine(after["weights"][list(exchange.clients)], before["params"])
         return {
             "weights": after["weights"],
-            "entropy": torch.special.entr(shares).sum(1),
+            "entropy": torch.special.entr(_shares(after["weights"])).sum(1),
             "per_client": {
                 "proxy_before": squared_norms(sub(sent, received)) / 2,
                 "proxy_after": squared_norms(sub(learnt, received)) / 2,
@@ -124,3 +132,9 @@ class FedAPA(SGDMethod):
             return rows
         sums = rows.sum(1, keepdim=True)
         return torch.where(sums > 0, rows / torch.where(sums > 0, sums, 1), rows if otherwise is None else otherwise)
+
+
+def _shares(rows: Tensor) -> Tensor:
+    """Rows without what is below 0, summing to 1: a mean, also of what must not become negative (variances)."""
+    rows = rows.clamp(min=0)
+    return rows / rows.sum(1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)

@@ -1,7 +1,7 @@
 """Methods that share one part of the model and keep the other."""
 
 from dataclasses import dataclass
-from math import isfinite
+from math import inf
 from numbers import Real
 from typing import Any, Literal
 
@@ -102,13 +102,12 @@ class FedAPM(Method):
 
     Client i keeps its personal part v_i, its own copy u_i of the shared part and a dual π_i that pulls u_i to the
     common u. The losses are weighted by α_i, so learning rates are large: with α_i = 1/M a step is lr/M. Equation 9
-    prints the loss without α_i; Equation 15 and the authors' code have it. The last three fields switch parts of the
-    method off: with duals off, rho 0, sigma 0, alpha "one", accuracy_start 0 and start "received" it is FedAlt, and
-    with order "together" FedSim.
+    prints the loss without α_i; Equation 15 and the authors' code have it. With duals off, rho 0, sigma 0, alpha "one",
+    accuracy_start 0 and start "received" it is FedAlt, and with order "together" FedSim.
     """
 
-    lr: float = 2.0  # η, local learning rate (0.05 to 1 in the paper)
-    epochs_personal: int = 3  # local epochs of the personal part
+    lr: float | None = None  # η, local learning rate (0.05 to 1 in the paper); none: 0.1 over the mean α_i
+    epochs_personal: int = 3  # local epochs of the personal part, where it is trained before the shared one
     epochs_shared: int = 3  # local epochs of the shared part, at most
     weight_decay: float = 0.0  # of local SGD (0.01 in the authors' code)
     split: Split = "output"  # the personal part: output, input, split_input or layers
@@ -130,7 +129,7 @@ class FedAPM(Method):
         self.require(self.sigma >= 0, "sigma", "at least 0")
         self.require(0 < self.accuracy_decay < 1, "accuracy_decay", "between 0 and 1")
         first = self.accuracy_start
-        known = isinstance(first, Real) and isfinite(first) and first >= 0
+        known = isinstance(first, Real) and not isinstance(first, bool) and 0 <= first < inf
         self.require(first is None or known, "accuracy_start", "a number from 0 on, or none")
         self.require(self.epochs_personal >= 1, "epochs_personal", "at least 1")
         self.require(self.epochs_shared >= 1, "epochs_shared", "at least 1")
@@ -166,7 +165,8 @@ class FedAPM(Method):
             slope = local.model.trainable(slope)
             return dot(slope, slope) <= accuracy
 
-        descent: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        usual = 0.1 if self.alpha == "one" else 0.1 * local.num_clients
+        descent: dict[str, Any] = {"lr": self.lr or usual, "weight_decay": self.weight_decay}
         early = self.accuracy_start != 0
         if self.order == "together":
             both = local.sgd(
