@@ -28,7 +28,7 @@ REPEATS = 5
 
 
 def build(method: ft.Method, clients: int) -> tuple[ft.trees.Tree, Exchange]:
-    """A server, and a round in which everyone's model moved in a direction of its own."""
+    """A server, and a round in which everyone's model moved: half of them one way, half the other, each with noise."""
     x, y = torch.zeros(2, 3, 32, 32), torch.tensor([0, 9])
     model = ft.network("lenet5", ft.Federation.from_arrays([(x, y, x, y)]))
     sizes = torch.full((clients,), 100)
@@ -36,8 +36,12 @@ def build(method: ft.Method, clients: int) -> tuple[ft.trees.Tree, Exchange]:
     everyone = range(clients)
     sent = method.send(server, everyone, 1)
     torch.manual_seed(0)
-    received = {"params": {name: leaf + 0.01 * torch.randn(leaf.shape) for name, leaf in sent["params"].items()}}
-    return server, Exchange(1, everyone, clients, sizes, model, sent, received)
+    way = torch.tensor([1.0, -1.0]).repeat(clients)[:clients]
+    received = {}
+    for name, leaf in sent["params"].items():
+        common = way.reshape(-1, *[1] * (leaf.ndim - 1)) * torch.randn(leaf.shape[1:])
+        received[name] = leaf + 0.01 * (common + torch.randn(leaf.shape))
+    return server, Exchange(1, everyone, clients, sizes, model, sent, {"params": received})
 
 
 def seconds(function: Any) -> float:

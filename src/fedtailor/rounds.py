@@ -159,7 +159,7 @@ class Rounds:
             pause = time.perf_counter()
             seen = dict(self.method.monitor(before, self.server, exchange))
             _extend(notes, _by_client(cohort, result["notes"] | seen.pop("per_client", {})))
-            monitor |= {name: _plain(value) for name, value in seen.items()}
+            monitor |= seen
             started += time.perf_counter() - pause  # watching is not training
             down |= zip(cohort, count_bytes(sent, len(cohort)), strict=True)
             up |= zip(cohort, count_bytes(received, len(cohort)), strict=True)
@@ -178,7 +178,7 @@ class Rounds:
                 for moment in ("received", "trained")
                 for kind in ("", "_mean")
             },
-            "monitor": monitor,
+            "monitor": {name: _plain(value) for name, value in monitor.items()},
             "per_client": _join({"bytes_up": up, "bytes_down": down}, notes),
         }
 
@@ -207,9 +207,8 @@ class Rounds:
             line |= {name: weighted_mean(found, weights), f"{name}_mean": plain_mean(found)}
         losses = [values.get(f"loss_{moment}", {}) for moment in ("received", "trained")]
         line["diverged"] = sorted({c for found in losses for c, loss in found.items() if not isfinite(loss)})
-        line["monitor"] |= (
-            {name: _plain(value) for name, value in self.method.overall(totals).items()} if totals else {}
-        )
+        overall = self.method.overall(totals) if totals else {}
+        line["monitor"] |= {name: _plain(value) for name, value in overall.items()}
         line |= {f"{name}_mean": plain_mean(found) for name, found in measured.items()}
         if last:
             absent = [client for client in chosen if client not in here]

@@ -115,8 +115,8 @@ class Run:
             return load_tensors(self.folder / value["file"])[name]
         if not isinstance(value, list):
             return value
-        array = torch.tensor(value, dtype=torch.float64)  # as precise as the record, whatever it was
-        return array if array.frac().any() else torch.tensor(value)
+        whole = not torch.tensor(value).is_floating_point()
+        return torch.tensor(value) if whole else torch.tensor(value, dtype=torch.float64)  # as precise as the record
 
     def total(self, name: str) -> float:
         """The sum of bytes_up, bytes_down or seconds over the rounds."""
