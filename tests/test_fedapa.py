@@ -150,7 +150,8 @@ def test_a_round_by_hand(problem: Problem, variant: Variant) -> None:
 
 def proxy(row: Tensor, params: Weights, new: Weights, i: int) -> Tensor:
     """J_i = ½‖Σ_j A_ij θ_j − θ_i‖²."""
-    return sum((torch.tensordot(row, params[n], 1) - new[n][i]).square().sum() for n in params) / 2  # type: ignore
+    parts = [(torch.tensordot(row, params[n], 1) - new[n][i]).square().sum() for n in params]
+    return torch.stack(parts).sum() / 2
 
 
 def largest_eigenvalue_of_gram(params: Weights) -> float:
