@@ -86,6 +86,10 @@ def fedapa(path: Path) -> None:
     order, others = chain(alike), ~np.eye(len(alike), dtype=bool)
     digits = [" ".join(str(digit) for digit in np.flatnonzero(row >= row.sum() / 5)) for row in counts[order]]
     top = max(float(values[others].max()) for values in weights.values())
+    last = np.where(others, weights["weights after round 20"], 0)
+    likest = (last.argmax(1) == np.where(others, alike, 0).argmax(1)).sum()
+    agreement = np.corrcoef(last[others], alike[others])[0, 1]
+    print(f"fedapa: weights and likeness correlate {agreement:.2f}; {likest} clients borrow most from the likest")
 
     figure, axes = panels(8.4, 7.3, 2, 2, sharex=True, sharey=True)
     for axis, (title, values) in zip(axes, (weights | {"likeness of data": alike}).items(), strict=True):

@@ -33,18 +33,18 @@ def test_defaults_of_personal_methods_beat_the_one_model_of_fedavg(name: str, re
     assert received[name] > received["fedavg"]
 
 
-@pytest.mark.parametrize("batch_size", [64, 16])
 @pytest.mark.parametrize("name", ["fedapa", "fedapm", "fedlag", "selffl"])
-def test_no_default_of_the_four_methods_falls_below_fedavg(name: str, batch_size: int) -> None:
-    """On digits, 20 clients, Dir(0.1), 20 rounds, as trained, last round, mean of three splits."""
+def test_no_default_of_the_four_methods_falls_below_fedavg(name: str) -> None:
+    """On digits, 20 clients, Dir(0.1), 20 rounds, as trained, last round, mean of three splits; not those of SEEDS, on
+    which some defaults were chosen. With batches of 16 FedAPM does fall below: see its page."""
 
     def trained(method: ft.Method, seed: int) -> float:
         fed = ft.load("digits", clients=20, alpha=0.1, seed=seed)
         model = ft.network("mlp", fed)
-        run = ft.simulate(method, model, fed, rounds=20, seed=seed, batch_size=batch_size, evaluate_every=20)
+        run = ft.simulate(method, model, fed, rounds=20, seed=seed, evaluate_every=20)
         return float(run.records[-1]["accuracy_trained"])
 
-    scores = {n: mean(trained(METHODS[n](), seed) for seed in SEEDS) for n in (name, "fedavg")}
+    scores = {n: mean(trained(METHODS[n](), seed) for seed in (3, 4, 5)) for n in (name, "fedavg")}
     assert scores[name] >= scores["fedavg"]
 
 
