@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.local import Common
+from fedtailor.batch import Common
+from fedtailor.engines.vectorized import Vectorized
+from fedtailor.samples import Samples
 from fedtailor.trees import Tree
 
 torch.set_num_threads(1)
@@ -70,15 +72,7 @@ def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
 
 
 def apply_mapped(
-    common: Common, samples: Sequence[Tensor], function: Callable[..., Tree], round: int, clients: Sequence[int],
-    *trees: Tree,
-) -> Tree:  # fmt: skip
-    """A client's function over all clients at once, by torch.func.vmap: what `Sequential.apply` does one by one."""
-    sizes = torch.tensor([len(samples[client]) for client in clients])
-    padded = torch.stack([samples[c][torch.arange(int(sizes.max())) % len(samples[c])] for c in clients])
-
-    def one(index: Tensor, size: Tensor, own: Tensor, *parts: Tree) -> Tree:
-        return function(ft.LocalView(common, round, index, size, own, mapped=True), *parts)
-
-    with torch.no_grad():
-        return torch.func.vmap(one)(torch.tensor(clients), sizes, padded, *trees)
+    common: Common, samples: Samples, function: Callable[..., Tree], round: int, clients: Sequence[int], *trees: Tree
+) -> Tree:
+    """A client's function over all clients at once: what `Sequential.apply` does one by one."""
+    return Vectorized(common, samples, chunk=len(clients)).apply(function, round, clients, *trees)

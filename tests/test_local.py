@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from conftest import SIZES, apply_mapped, same, tiny_federation
+from fedtailor.batch import Batch, Common
 from fedtailor.engines.sequential import Sequential
-from fedtailor.local import Batch, Common
+from fedtailor.samples import Samples
 from fedtailor.trees import Tree
 
 
@@ -23,7 +24,7 @@ def world(net: nn.Module, batch_size: int = 2, seed: int = 0) -> tuple[Common, S
         model.mode(training=True), fed.x, fed.y, fed.preparation(torch.float64, cpu), batch_size, 3, 4, 21, seed,
         torch.float64,
     )  # fmt: skip
-    return common, Sequential(common, fed.train)
+    return common, Sequential(common, Samples(fed.train, cpu))
 
 
 def view(net: nn.Module, client: int = 0, round: int = 1, **settings: int) -> ft.LocalView:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from conftest import tiny_federation
-from fedtailor.local import Batch
+from fedtailor.batch import Batch
 from fedtailor.trees import Rows, Tree
 from fedtailor.wire import count_bytes, deliver
 

@@ -8,10 +8,11 @@ run = ft.simulate(ft.methods.FedPer(lr=0.05), ft.network("mlp", fed), fed, round
 from pathlib import Path
 
 from fedtailor import methods, trees
+from fedtailor.batch import Batch
 from fedtailor.data.datasets import load
 from fedtailor.errors import Refused
 from fedtailor.federation import Federation
-from fedtailor.local import Batch, LocalView
+from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Method, Setup, SGDMethod
 from fedtailor.metrics import Metric
 from fedtailor.model import Model, wrap

@@ -1,19 +1,22 @@
 """How good personal models are: numbers of every client, and over all of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, isfinite, isnan
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtailor.local import Common, pick
+from fedtailor.batch import Common
+from fedtailor.engines import Engine, Way
+from fedtailor.local import LocalView
 from fedtailor.method import Method
-from fedtailor.model import Model
+from fedtailor.samples import Samples
 from fedtailor.trees import Tree, take
 
 Values = dict[int, float]  # client -> number
-_ROWS = 512  # examples at once; bounds memory, changes nothing else
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,46 +24,56 @@ class Evaluator:
     """Evaluates personal models on samples of their own client."""
 
     method: Method
-    model: Model  # in evaluation mode
-    common: Common
+    common: Common  # with the model in evaluation mode
+    way: Way
+    _engines: dict[Samples, Engine] = field(default_factory=dict)
 
     @torch.no_grad()
     def __call__(
-        self, clients: Sequence[int], personal: Tree, samples: Sequence[Tensor], only: str | None = None
+        self, clients: Sequence[int], personal: Tree, samples: Samples, only: str | None = None
     ) -> dict[str, Values]:
         """Metric -> client -> value, for stacked personal models: the loss and all metrics, or `only` this one.
 
         A client without samples is left out, and so is one whose samples leave a metric undefined (NaN) from that
         metric. Where the loss is no finite number either, the model diverged: then its NaN stays and spoils the means.
         """
-        found: dict[str, Values] = {name: {} for name in ("loss", *self.model.metrics) if only in (None, name)}
-        for position, client in enumerate(clients):
-            if not len(samples[client]):
-                continue
-            outputs, targets = self._outputs(take(personal, position), samples[client])
-            loss = float(self.model.loss(outputs, targets).double().mean())
+        model = self.common.model
+        found: dict[str, Values] = {name: {} for name in ("loss", *model.metrics) if only in (None, name)}
+        there = [position for position, client in enumerate(clients) if samples.sizes[client]]
+        if not there:
+            return found
+        clients, personal = [clients[position] for position in there], take(personal, torch.tensor(there))
+        for client, answers in zip(clients, self._outputs(clients, personal, samples), strict=True):
+            targets = self.common.y[samples[client]].cpu()
+            outputs = answers[: len(targets)]
+            loss = float(model.loss(outputs, targets).double().mean())
             for name, values in found.items():
-                value = loss if name == "loss" else float(self.model.metrics[name].function(outputs, targets))
+                value = loss if name == "loss" else float(model.metrics[name].function(outputs, targets))
                 if not (isnan(value) and isfinite(loss)):
                     values[client] = value
         return found
 
-    def _outputs(self, personal: Tree, samples: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = [
-            self.method.logits(self.model, personal, self.common.prepare(pick(self.common.x, rows)))
-            for rows in torch.split(samples, _ROWS)
-        ]
-        return torch.cat(outputs), self.common.y[samples]
+    def _outputs(self, clients: Sequence[int], personal: Tree, samples: Samples) -> Tensor:
+        """What the models answer to their clients' samples, [clients, most samples of any, ...]."""
+        width = int(samples.sizes.max())
+
+        def answer(local: LocalView, own: Tree) -> Tree:
+            return {"outputs": local.outputs(lambda x: self.method.logits(local.model, own, x), width)}
+
+        if samples not in self._engines:
+            self._engines[samples] = self.way.build(self.common, samples)
+        outputs: Tensor = self._engines[samples].apply(answer, 0, clients, personal)["outputs"]
+        return outputs.cpu()  # in one piece: metrics ask for many single numbers
 
 
-def weighted_mean(values: Mapping[int, float], weights: Sequence[int]) -> float | None:
+def weighted_mean(values: Mapping[int, float], weights: Sequence[int] | NDArray[np.int64]) -> float | None:
     """Over all test samples: a client counts by how many it has.
 
     >>> weighted_mean({0: 1.0, 1: 0.0}, [3, 1])
     0.75
     """
-    total = sum(weights[client] for client in values)
-    return sum(value * weights[client] for client, value in values.items()) / total if total else None
+    total = sum(int(weights[client]) for client in values)
+    return sum(value * int(weights[client]) for client, value in values.items()) / total if total else None
 
 
 def plain_mean(values: Mapping[int, float]) -> float | None:

@@ -57,12 +57,13 @@ class Federation:
     def preparation(self, dtype: torch.dtype, device: torch.device) -> Callable[[Inputs], Inputs]:
         """From samples as they are kept to what a model takes: bytes become numbers from 0 to 1, floats the dtype of
         the run, whole numbers (tokens, lengths) stay; then the channels' mean and deviation are taken off."""
+        white = torch.tensor(255, dtype=dtype, device=device)  # a tensor of that dtype: the quotient has it at once
         centre = _channels(self.mean, self.shape, dtype, device)
         spread = _channels(self.deviation, self.shape, dtype, device)
 
         def prepare_part(part: Tensor) -> Tensor:
             if part.dtype == torch.uint8:
-                part = part.to(dtype) / 255
+                part = part / white
             elif part.is_floating_point():
                 part = part.to(dtype)
             part = part if centre is None else part - centre

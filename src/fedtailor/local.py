@@ -1,80 +1,52 @@
 """What one client sees in a round: its own data through batches, and ways to learn from them.
 
 Every function is written once for two ways of running: plainly, one client at a time, and under `torch.func.vmap`
-with many clients at once (`mapped`), where clients with fewer batches than others wait, masked.
+with many clients at once (`together`), where clients with fewer batches than others wait, masked.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedtailor import hashing
+from fedtailor.batch import Batch, Common, pick
 from fedtailor.errors import Refused
 from fedtailor.model import Inputs, Model
 from fedtailor.pure import batch_key, listen
+from fedtailor.together import Number, Together, entry, most_of, one_after_another
 from fedtailor.trees import Params, Tree, add, leaves, map_leaves, scale, select, zeros_like
 
+_ROWS = 512  # examples evaluated at once; bounds memory, changes nothing else
 _ORDER, _NOISE = 1, 2  # salts: the order of samples, and a method's own random numbers
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Examples; a weight of 0 marks padding, which repeats examples of the same client."""
-
-    x: Inputs
-    y: Tensor
-    weight: Tensor  # [examples], 0 or 1
-
-    def mean(self, per_example: Tensor) -> Tensor:
-        """The only average over examples: padding does not count.
-
-        >>> Batch(None, torch.zeros(2), torch.tensor([1.0, 0.0])).mean(torch.tensor([3.0, 9.0]))
-        tensor(3.)
-        """
-        return (per_example * self.weight).sum() / self.weight.sum().clamp(min=1)
-
-    def halves(self) -> tuple["Batch", "Batch"]:
-        """Two independent batches: every second example, so that padding stays at the end of both."""
-        return self._rows(slice(0, None, 2)), self._rows(slice(1, None, 2))
-
-    def _rows(self, rows: slice) -> "Batch":
-        return Batch(pick(self.x, rows), self.y[rows], self.weight[rows])
-
-
-@dataclass(frozen=True, eq=False)
-class Common:
-    """What all clients of a run have in common; an engine makes one and views on it."""
-
-    model: Model  # in training mode
-    x: Inputs  # everybody's samples, on the device once
-    y: Tensor
-    prepare: Callable[[Inputs], Inputs]  # from how samples are kept to what the model takes
-    batch_size: int
-    rounds: int
-    num_clients: int
-    total_size: int
-    seed: int
-    dtype: torch.dtype
 
 
 class LocalView:
     """All that one client sees in a round. Methods call it `local`."""
 
     def __init__(
-        self, common: Common, round: int, index: Tensor, size: Tensor, samples: Tensor, *, mapped: bool = False
+        self,
+        common: Common,
+        round: int,
+        index: Tensor,
+        size: Tensor,
+        samples: Tensor,
+        *,
+        together: Together | None = None,  # None: alone, nothing is mapped
     ) -> None:
-        self._common, self._samples, self._mapped = common, samples, mapped
+        self._common, self._samples, self._together = common, samples, together
         self.model: Model = common.model
         self.round, self.rounds = round, common.rounds
         self.num_clients, self.total_size = common.num_clients, common.total_size
         self.index, self._count = index, size
         self.size = size.to(common.dtype)  # a tensor, for it is mapped over; in the dtype of what it weighs
         # padding changes batch statistics, so where these exist every engine pads alike
-        self._padded = mapped or bool(common.model.statistics)
-        self._most_batches = -(-len(samples) // common.batch_size)
+        self._padded = together is not None or bool(common.model.statistics)
+        alone = -(-len(samples) // common.batch_size)
+        self._most_batches = alone if together is None else together.most
+        self._alike = together is None or together.fewest == together.most  # nobody waits in a pass
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a client's view of its data does not leave the client: it cannot be pickled")
@@ -132,19 +104,28 @@ class LocalView:
         stop: Callable[[Tree], Tensor] | None = None,
     ) -> Tree:
         """Carry a state through the batches: state = step(state, batch)."""
-        if isinstance(steps, int):
-            max_steps = steps
-            steps = torch.tensor(steps, device=self._count.device)
+        max_steps = steps if isinstance(steps, int) else max_steps
         if (epochs is None) == (steps is None) or (steps is None) != (max_steps is None):
             raise Refused("Training takes either epochs, or steps, and with steps as a tensor max_steps.")
+        walk = self._walk if self._together is None else self._walk_together
         if epochs is None:
             assert steps is not None and max_steps is not None
-            return self._fold_steps(step, start, steps, max_steps)
-        return self._fold_epochs(step, start, epochs, stop)
+            return walk(step, start, steps, max_steps)
+        if stop is None:
+            most = epochs * self._most_batches
+            return walk(step, start, most if self._alike else epochs * self._batches(), most, passes=epochs)
+        state, going = start, torch.ones_like(self._count, dtype=torch.bool)
+        for number in range(epochs):
+            going = going & ~stop(state)
+            if self._together is None and not going:
+                break
+            batches = torch.where(going, self._batches(), 0)
+            state = walk(step, state, batches, self._most_batches, passes=1, first_pass=number)
+        return state
 
     def slope(self, objective: Callable[[Tree, Batch], Tensor], params: Tree, batch: Batch) -> Tree:
         """The gradient of an objective on one batch."""
-        if self._mapped:
+        if self._together is not None:
             return torch.func.grad(objective)(params, batch)  # type: ignore[no-any-return]
         with torch.enable_grad():  # plain autograd: a fifth faster than torch.func.grad where nothing is mapped
             live = map_leaves(lambda leaf: leaf.detach().requires_grad_(), params)
@@ -163,13 +144,13 @@ class LocalView:
 
     def total(self, statistic: Callable[[Batch], Tree]) -> Tree:
         """The sum of statistic(batch) over the local data, every example once; the statistic applies `batch.weight`."""
-        total: Tree | None = None
-        for number in range(self._most_batches):
-            batch = self._batch(self._in_order(), number, pass_number=0)
-            part = statistic(batch)  # an all-padding batch has weight 0 everywhere
-            total = part if total is None else add(total, part)
-        assert total is not None
-        return total
+        order = torch.arange(len(self._samples), device=self._samples.device)
+
+        def part(number: Number) -> Tree:
+            return statistic(self._batch(order, number, pass_number=0))  # all padding: weight 0 everywhere
+
+        loop = one_after_another if self._together is None else self._together.loop
+        return loop(lambda total, number: add(total, part(number)), part(0), 1, self._most_batches)
 
     def refresh(self, params: Tree, objective: Callable[[Tree, Batch], Tensor] | None = None) -> Tree:
         """The running statistics recomputed with one pass over the data, as the objective sees the network: the end of
@@ -187,7 +168,7 @@ class LocalView:
 
     def when(self, condition: Tensor, compute: Callable[[], Tensor], otherwise: Tensor) -> Tensor:
         """compute() where the condition holds: alone, it is only called then; mapped, it is called and masked."""
-        if not self._mapped and not condition:
+        if self._together is None and not condition:
             return otherwise
         return torch.where(condition, compute(), otherwise)
 
@@ -196,32 +177,72 @@ class LocalView:
         of = hashing.key(self._common.seed, self.round, _NOISE, self.index, salt)
         return hashing.uniform(of, shape, self._common.dtype, self.index.device)
 
-    def _fold_epochs(
-        self, step: Callable[[Tree, Batch], Tree], state: Tree, epochs: int, stop: Callable[[Tree], Tensor] | None
+    def outputs(self, compute: Callable[[Inputs], Tensor], width: int) -> Tensor:
+        """compute(x) of all samples in their order, [width, ...]; from the client's own size on, rows mean nothing."""
+        rows = _ROWS if self._together is None else 4 * self._common.batch_size
+        slots = torch.arange(min(width, len(self._samples)), device=self._samples.device) % self._count
+        found = [compute(self._inputs(self._samples[some])) for some in torch.split(slots, rows)]
+        return F.pad(torch.cat(found), (0, 0) * (found[0].ndim - 1) + (0, width - len(slots)))
+
+    def _walk(
+        self,
+        step: Callable[[Tree, Batch], Tree],
+        state: Tree,
+        steps: int | Tensor,
+        max_steps: int,
+        passes: int | None = None,
+        first_pass: int = 0,
     ) -> Tree:
-        going = torch.ones_like(self._count, dtype=torch.bool)
-        for number in range(epochs):
-            if stop is not None:
-                going = going & ~stop(state)
-                if not self._mapped and not going:
-                    break
-            order = self._order(number)
-            for position in range(self._most_batches):
-                new = step(state, self._batch(order, position, number))
-                state = select(going & (position < self._batches()), new, state) if self._mapped else new
+        """Through so many batches, pass after pass, alone."""
+        for number in range(min(int(steps), max_steps)):
+            passed, position = divmod(number, self._most_batches)
+            if position == 0:
+                order = self._order(first_pass + passed)
+            state = step(state, self._batch(order, position, first_pass + passed))
         return state
 
-    def _fold_steps(self, step: Callable[[Tree, Batch], Tree], state: Tree, steps: Tensor, max_steps: int) -> Tree:
-        for number in range(max_steps if self._mapped else min(int(steps), max_steps)):
-            passed, position = number // self._batches(), number % self._batches()
-            if self._mapped:
-                new = step(state, self._batch(self._order(passed), position, passed))
-                state = select(number < steps, new, state)
-                continue
-            if position == 0:
-                order = self._order(passed)
-            state = step(state, self._batch(order, int(position), passed))
-        return state
+    def _walk_together(
+        self,
+        step: Callable[[Tree, Batch], Tree],
+        state: Tree,
+        steps: int | Tensor,
+        max_steps: int,
+        passes: int | None = None,
+        first_pass: int = 0,
+    ) -> Tree:
+        """The same for clients that are mapped together: who is done waits, masked."""
+        assert self._together is not None
+        if isinstance(steps, Tensor) and passes is None:
+            max_steps = min(max_steps, most_of(steps))
+        passes = -(-max_steps // self._together.fewest) if passes is None else passes
+        batch = self._plan(max_steps, passes, first_pass)
+
+        def advance(state: Tree, number: Number) -> Tree:
+            new = step(state, batch(number))
+            return select(number < steps, new, state) if isinstance(steps, Tensor) else new
+
+        return self._together.loop(advance, state, 0, max_steps)
+
+    def _plan(self, steps: int, passes: int, first_pass: int) -> Callable[[Number], Batch]:
+        """The batches of so many steps by their number; what can be known before the first is worked out once."""
+        rows, device = self._common.batch_size, self._samples.device
+        numbers = torch.arange(steps, device=device)
+        passed, position = numbers // self._batches(), numbers % self._batches()
+        slots = position[:, None] * rows + torch.arange(rows, device=device)  # [steps, rows]
+        weights, slots = (slots < self._count).to(self._common.dtype), slots % self._count
+        chosen = torch.zeros_like(slots)
+        for number in range(passes):
+            order = self._order(first_pass + number)
+            chosen = torch.where((passed == number)[:, None], order[slots], chosen)
+        chosen = self._samples[chosen]
+        keys = self._key(first_pass + passed, position) if self.model.has_dropout else None
+
+        def batch(number: Number) -> Batch:
+            if keys is not None:
+                batch_key.set(entry(keys, number))
+            return self._gather(entry(chosen, number), entry(weights, number))
+
+        return batch
 
     def _batches(self) -> Tensor:
         return (self._count + (self._common.batch_size - 1)) // self._common.batch_size
@@ -229,18 +250,20 @@ class LocalView:
     def _share(self, batch: Batch) -> Tensor:
         return batch.weight.sum() / self.size
 
-    def _in_order(self) -> Tensor:
-        return torch.arange(len(self._samples), device=self._samples.device)
-
     def _order(self, number: int | Tensor) -> Tensor:
         """The order of samples in a pass: a function of (seed, round, pass, client), so the same in every engine."""
         of = hashing.key(self._common.seed, self.round, _ORDER, number, self.index)
-        return hashing.order(of, len(self._samples), self._count if self._mapped else None, self._samples.device)
+        size = None if self._together is None else self._count
+        return hashing.order(of, len(self._samples), size, self._samples.device)
 
-    def _batch(self, order: Tensor, position: int | Tensor, pass_number: int | Tensor) -> Batch:
+    def _key(self, pass_number: Number, position: Number) -> Tensor:
+        """What dropout draws from in a batch."""
+        return torch.as_tensor(hashing.key(self._common.seed, self.round, pass_number, self.index, position))
+
+    def _batch(self, order: Tensor, position: Number, pass_number: int) -> Batch:
         rows = self._common.batch_size
         if self.model.has_dropout:
-            batch_key.set(hashing.key(self._common.seed, self.round, pass_number, self.index, position))
+            batch_key.set(self._key(pass_number, position))
         if self._padded:
             slots = position * rows + torch.arange(rows, device=order.device)
             chosen = order[slots % self._count]
@@ -249,8 +272,16 @@ class LocalView:
             start = int(position) * rows
             chosen = order[start : start + rows]
             weight = torch.ones(len(chosen), dtype=self._common.dtype, device=order.device)
-        chosen = self._samples[chosen]
-        return Batch(self._common.prepare(pick(self._common.x, chosen)), self._common.y[chosen], weight)
+        return self._gather(self._samples[chosen], weight)
+
+    def _gather(self, chosen: Tensor, weight: Tensor) -> Batch:
+        return Batch(self._inputs(chosen), self._common.y[chosen], weight)
+
+    def _inputs(self, chosen: Tensor) -> Inputs:
+        x = self._common.prepare(pick(self._common.x, chosen))
+        if self._together is None and isinstance(x, Tensor) and x.ndim == 4 and not x.is_cuda:
+            return x.contiguous(memory_format=torch.channels_last)  # convolutions and pooling gain a tenth
+        return x
 
     def _statistics(self, tree: Tree) -> Params:
         """The running statistics in a tree, by their own names."""
@@ -265,8 +296,3 @@ def _replace(tree: Tree, fresh: Params) -> Tree:
     return {
         name: _replace(node, fresh) if isinstance(node, dict) else fresh.get(name, node) for name, node in tree.items()
     }
-
-
-def pick(x: Inputs, rows: Tensor | slice) -> Inputs:
-    """Some samples of the inputs, whether these have one part or several."""
-    return {name: part[rows] for name, part in x.items()} if isinstance(x, dict) else x[rows]

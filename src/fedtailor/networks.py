@@ -165,9 +165,11 @@ class ResNet9:
 
     norm: str = "group"  # group, batch or none
     blocks: tuple[int, ...] = (1, 2, 2, 1)  # residual blocks a group
+    channels: tuple[int, ...] = (32, 64, 128, 256)  # of every group
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
-        return _residual(_picture(shape, "resnet9", 8), outputs, (32, 64, 128, 256), tuple(self.blocks), self.norm)
+        channels, blocks = tuple(self.channels), tuple(self.blocks)
+        return _residual(_picture(shape, "resnet9", 8), outputs, channels, blocks, self.norm)
 
 
 @dataclass(frozen=True)
@@ -176,9 +178,15 @@ class ResNet20:
 
     norm: str = "group"  # group, batch or none
     blocks: tuple[int, ...] = (3, 3, 3)  # residual blocks a group
+    channels: tuple[int, ...] = (
+        64,
+        128,
+        256,
+    )  # of every group; 16, 32, 64 where ResNets for CIFAR were first described
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
-        return _residual(_picture(shape, "resnet20", 8), outputs, (64, 128, 256), tuple(self.blocks), self.norm)
+        channels, blocks = tuple(self.channels), tuple(self.blocks)
+        return _residual(_picture(shape, "resnet20", 8), outputs, channels, blocks, self.norm)
 
 
 class Network(Protocol):

@@ -5,8 +5,8 @@ send → train → receive → evaluate
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isfinite
 from typing import Any
 
@@ -14,33 +14,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtailor.batch import Common
 from fedtailor.data.partition import hold_out
-from fedtailor.engines import Engine, make_engine
+from fedtailor.engines import Engine, Way
+from fedtailor.engines.choice import Trial, named
 from fedtailor.errors import Refused
 from fedtailor.evaluation import Evaluator, Values, plain_mean, weighted_mean
 from fedtailor.federation import Federation
-from fedtailor.local import Common, LocalView
+from fedtailor.local import LocalView
+from fedtailor.machine import keep_memory, torch_threads
 from fedtailor.method import Exchange, Method, Setup
 from fedtailor.model import Model
 from fedtailor.run import LARGE, Record
+from fedtailor.samples import Samples
 from fedtailor.settings import Settings
 from fedtailor.store import ClientStore
 from fedtailor.trees import Params, Tree, add, flatten, map_leaves, take
-from fedtailor.trial import check_fit, useful_threads
+from fedtailor.trial import check_fit, effort_of, most_at_once, useful_threads
 from fedtailor.wire import LeakGuard, count_bytes, deliver
 
 _COHORT = 64  # clients evaluated at once
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """So many threads inside; afterwards the process has its own number again."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(eq=False)  # the one thing that changes: server, states and trained are replaced round by round
@@ -50,16 +43,17 @@ class Rounds:
     method: Method
     model: Model
     params: Params  # the common start
+    way: Way  # how the engine runs
+    why: str  # it runs so
     engine: Engine
-    evaluator: Evaluator
     guard: LeakGuard
     common: Common
+    serving: Common  # with the model in evaluation mode
     device: torch.device
-    train: list[Tensor]
-    validation: list[Tensor]
-    test: list[Tensor]
+    train: Samples
+    validation: Samples
+    test: Samples
     sizes: Tensor
-    threads: int  # of torch while a client computes
     start: Tree  # the server before round 1
     server: Tree
     states: ClientStore
@@ -78,13 +72,14 @@ class Rounds:
     ) -> "Rounds":
         """Everything as it stands before round 1; what does not fit is refused here."""
         device, dtype, seed = settings.torch_device, settings.torch_dtype, settings.seed
+        keep_memory()
         model = (model if initial is None else model.starting_from(initial)).to(device, dtype)
         params = {name: p.to(device, dtype) for name, p in model.init(seed).items()}
         train, held = _hold_out(fed, settings.validation, seed, device)
-        sizes = torch.tensor([len(own) for own in train])
+        sizes = torch.from_numpy(train.sizes)
         common = Common(
             model=model.mode(training=True),
-            x=map_leaves(lambda part: part.to(device), {"x": fed.x})["x"],
+            x=map_leaves(lambda part: part.to(device).contiguous(), {"x": fed.x})["x"],
             y=fed.y.to(device, dtype) if fed.y.is_floating_point() else fed.y.to(device),
             prepare=fed.preparation(dtype, device),
             # statistics of a single example do not exist; where a model has them, padding makes it two
@@ -99,31 +94,57 @@ class Rounds:
         check_fit(serving, params, common, fed)
         setup = Setup(model, params, fed.num_clients, sizes.to(device), len(plan), seed)
         server = method.init_server(setup)
-        return cls(
+        effort = effort_of(serving, params, common)
+        most, threads = most_at_once(effort, device), useful_threads(effort)
+        way = named(
+            "sequential" if settings.engine == "auto" else settings.engine, settings.chunk, threads, most, device
+        )
+        loop = cls(
             method=method,
             model=model,
             params=params,
-            engine=make_engine(settings.engine, common, train),
-            evaluator=Evaluator(method, serving, common),
+            way=way,
+            why="It was asked for.",
+            engine=way.build(common, train),
+            serving=replace(common, model=serving),
             guard=LeakGuard(common.x, common.prepare),
             common=common,
             device=device,
             train=train,
             validation=held,
-            test=[own.to(device) for own in fed.test],
+            test=Samples(fed.test, device),
             sizes=sizes.to(device),
-            threads=useful_threads(serving, params, common),
             start=server,
             server=server,
-            states=ClientStore(method.init_client(setup), fed.num_clients),
+            states=ClientStore(method.init_client(setup)),
         )
+        if settings.engine == "auto":
+            loop._choose_engine(plan, most)
+        return loop
+
+    def _choose_engine(self, plan: Sequence[Sequence[int]], most: int) -> None:
+        """The fastest for the clients of round 1."""
+        clients = plan[0][:1] if self.method.one_by_one else plan[0]
+        trial = Trial(
+            build=lambda way, samples: way.build(self.common, samples),
+            train=lambda engine, some: self._trained_by(engine, 1, some),
+            samples=self.train,
+            clients=clients,
+            batch_size=self.common.batch_size,
+            rounds=len(plan),
+            device=self.device,
+        )
+        self.way, self.why = trial.choose(self.way, most)
+        self.engine = self.way.build(self.common, self.train)
 
     def info(self, fed: Federation) -> dict[str, Any]:
         """What the record says once: where it ran, and who the clients are."""
         return {
-            "engine": self.engine.name,
+            "engine": self.way.engine,
+            "engine_why": self.why,
+            "chunk": self.way.chunk,
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
-            "threads": self.threads,
+            "threads": self.way.threads,
             "torch": torch.__version__,
             "parameters": sum(p.numel() for p in self.model.module.parameters() if p.requires_grad),
             "score": self.model.score,
@@ -134,7 +155,7 @@ class Rounds:
 
     def _describe(self, client: int, fed: Federation) -> dict[str, Any]:
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        sizes = {part: len(positions[client]) for part, positions in parts.items()}
+        sizes = {part: int(samples.sizes[client]) for part, samples in parts.items()}
         counts = fed.class_counts(self.train[client].cpu())
         return {"name": fed.names[client], **sizes, "classes": counts}
 
@@ -147,8 +168,7 @@ class Rounds:
         monitor: Tree = {}
         notes: dict[str, Values] = {}
         for cohort in [[client] for client in clients] if self.method.one_by_one else [list(clients)]:
-            sent = deliver(self.method.send(self.server, cohort, number))
-            result = self.engine.apply(self._train, number, cohort, self.states.get(cohort, self.device), sent)
+            sent, result = self._trained_by(self.engine, number, cohort)
             received = deliver(result["upload"])
             self.guard.check(type(self.method).__name__, cohort, self.train, received)
             self.states.put(cohort, result["state"])
@@ -203,8 +223,7 @@ class Rounds:
             _extend(values, {"loss": self.evaluator(cohort, personal, self.train, only="loss")["loss"]})
         for name, found in values.items():
             kind = self.train if name == "loss" else self.validation if name.startswith("validation_") else self.test
-            weights = [len(own) for own in kind]
-            line |= {name: weighted_mean(found, weights), f"{name}_mean": plain_mean(found)}
+            line |= {name: weighted_mean(found, kind.sizes), f"{name}_mean": plain_mean(found)}
         losses = [values.get(f"loss_{moment}", {}) for moment in ("received", "trained")]
         line["diverged"] = sorted({c for found in losses for c, loss in found.items() if not isfinite(loss)})
         overall = self.method.overall(totals) if totals else {}
@@ -215,6 +234,10 @@ class Rounds:
             line["last_trained"] = self._last_trained(values, absent)
         line["per_client"] = _join(line["per_client"], _join(values, measured))
         return line | {"seconds_evaluating": time.perf_counter() - started}
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        return Evaluator(self.method, self.serving, self.way)
 
     @torch.no_grad()
     def received(self, clients: Sequence[int], number: int) -> Tree:
@@ -238,13 +261,18 @@ class Rounds:
 
     def personal_state_dict(self, client: int, moment: str) -> Params:
         """One client's own model as an ordinary state_dict."""
-        with torch_threads(self.threads):
+        with torch_threads(self.way.threads):
             trained = moment == "trained"
             model = self.as_trained([client]) if trained else self.received([client], self.common.rounds + 1)
         flat = {name: leaf.cpu() for name, leaf in flatten(take(model, 0)).items()}
         if not self.params.keys() <= flat.keys():
             return flat  # a model of another kind: its tensors by name
         return flat | self.model.state_dict({name: flat[name] for name in self.params})
+
+    def _trained_by(self, engine: Engine, number: int, clients: Sequence[int]) -> tuple[Tree, Tree]:
+        """What is sent to these clients in a round, and what they make of it, stacked."""
+        sent = deliver(self.method.send(self.server, clients, number))
+        return sent, engine.apply(self._train, number, clients, self.states.get(clients, self.device), sent)
 
     def _train(self, local: LocalView, state: Tree, message: Tree) -> Tree:
         result = self.method.train(local, state, message)
@@ -272,7 +300,7 @@ class Rounds:
 
     def _keep_trained(self, clients: Sequence[int], trained: Tree) -> None:
         if self.trained is None:
-            self.trained = ClientStore(take(trained, 0), self.common.num_clients)
+            self.trained = ClientStore(take(trained, 0))
         self.trained.put(clients, trained)
 
     def _chosen(self, clients: Sequence[int], who: str | int) -> list[int]:
@@ -285,7 +313,7 @@ class Rounds:
 
     def _scores(self, clients: Sequence[int], personal: Tree, moment: str) -> dict[str, Values]:
         found = {f"{n}_{moment}": v for n, v in self.evaluator(clients, personal, self.test).items()}
-        if any(len(self.validation[client]) for client in clients):
+        if self.validation.sizes[list(clients)].any():
             held = self.evaluator(clients, personal, self.validation, only=self.model.score)
             found[f"validation_{moment}"] = held[self.model.score]
         return found
@@ -298,11 +326,11 @@ class Rounds:
         return found
 
 
-def _hold_out(fed: Federation, share: float, seed: int, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+def _hold_out(fed: Federation, share: float, seed: int, device: torch.device) -> tuple[Samples, Samples]:
     """Every client's training samples in two parts: to train on, and to choose a round by."""
     targets = fed.y.numpy()
     cuts = [hold_out(targets, own.numpy(), share, (seed, client)) for client, own in enumerate(fed.train)]
-    train, held = ([torch.from_numpy(cut[side]).to(device) for cut in cuts] for side in (0, 1))
+    train, held = (Samples([torch.from_numpy(cut[side]) for cut in cuts], device) for side in (0, 1))
     return train, held
 
 

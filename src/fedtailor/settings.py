@@ -16,7 +16,8 @@ class Settings:
     rounds: int | None = None  # 20, or the length of the schedule
     batch_size: int = 64  # larger than a client's data: all of it at once
     participation: Participation = 1.0  # share of clients a round, or a range such as 0.6,1.0
-    engine: str = "auto"  # auto or sequential
+    engine: str = "auto"  # how clients are run: auto (the fastest here), vectorized, pool or sequential
+    chunk: int | None = None  # most clients at once in the engine vectorized; none: what suits the device
     device: str = "auto"  # auto (a GPU where there is one), cpu, cuda
     dtype: Literal["float32", "float64"] = "float32"  # of training: float32 or float64
     seed: int = 0  # of everything random
@@ -26,12 +27,13 @@ class Settings:
     evaluate: int | Literal["all", "participants"] = "all"  # all, participants or a number of clients
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "batch_size", "seed", "evaluate_every"):
+        for name in ("rounds", "batch_size", "chunk", "seed", "evaluate_every"):
             value = getattr(self, name)
-            if not isinstance(value, int) and not (name == "rounds" and value is None):
+            if not isinstance(value, int) and not (name in ("rounds", "chunk") and value is None):
                 raise Refused(f"{name} must be a whole number, not {value!r}.")
         refusals = [
             (self.batch_size >= 1, f"batch_size must be at least 1, not {self.batch_size}."),
+            (self.chunk is None or self.chunk >= 1, f"chunk must be at least 1, not {self.chunk}."),
             (0 <= self.seed < 2**32, f"seed must be a whole number from 0 to 2³² − 1, not {self.seed}."),
             (0 <= self.validation < 1, f"validation must be a share from 0 to below 1, not {self.validation}."),
             (self.evaluate_every >= 1, f"evaluate_every must be at least 1, not {self.evaluate_every}."),

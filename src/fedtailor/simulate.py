@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from fedtailor.errors import Refused
 from fedtailor.federation import Federation
+from fedtailor.machine import torch_threads
 from fedtailor.method import Method
 from fedtailor.model import Model, as_model
-from fedtailor.rounds import Rounds, torch_threads
+from fedtailor.rounds import Rounds
 from fedtailor.run import Record, Run
 from fedtailor.schedule import Participation, make_schedule
 from fedtailor.settings import Settings
@@ -31,6 +32,7 @@ def simulate(
     batch_size: int = 64,
     participation: Participation = 1.0,
     engine: str = "auto",
+    chunk: int | None = None,
     device: str = "auto",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
@@ -46,9 +48,10 @@ def simulate(
 
     `rounds` is 20, or the length of the schedule. `participation` is the share of clients in a round, or a range from
     which a share is drawn; `schedule` lists the clients of every round instead. `validation` is the share of a client's
-    training data that is held out to choose a round by. `evaluate` is "all", "participants" or a number of clients.
-    `record` is called with the dict of every round; `folder` is where the run is kept on disk, a folder of its own;
-    `initial` is a state_dict to start from.
+    training data that is held out to choose a round by. `engine` is how clients are run: "auto" (the fastest of the
+    others here), "vectorized" (with at most `chunk` at once), "pool" or "sequential". `evaluate` is "all",
+    "participants" or a number of clients. `record` is called with the dict of every round; `folder` is where the run is
+    kept on disk, a folder of its own; `initial` is a state_dict to start from.
 
     >>> import fedtailor as ft
     >>> fed = ft.load("digits", clients=4)
@@ -60,6 +63,7 @@ def simulate(
         batch_size=_whole(batch_size),
         participation=participation,
         engine=engine,
+        chunk=_whole(chunk),
         device=str(device),
         dtype=_dtype_name(dtype),
         seed=_whole(seed),
@@ -101,7 +105,7 @@ def carry_out(
     )
     writer = None if folder is None else _writer(folder, run)
     for number, clients in enumerate(plan, start=1):
-        with torch_threads(loop.threads):
+        with torch_threads(loop.way.threads):
             line, last = loop.round(number, clients), number == len(plan)
             if last or number % settings.evaluate_every == 0:
                 line = loop.evaluate(line, settings.evaluate, last)

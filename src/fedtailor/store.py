@@ -1,62 +1,100 @@
-"""Where clients' states lie between rounds."""
+"""Where clients' states lie between rounds: not on the device, and beyond a modest size not in memory either."""
 
+import tempfile
+import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
+from torch import Tensor
 
 from fedtailor.errors import Refused
-from fedtailor.trees import Tree, flatten, map_leaves, take
+from fedtailor.trees import Params, Tree, flatten, map_leaves, take
+
+_IN_MEMORY = 2**28  # bytes; beyond, a file, which is nearly as fast while the system has memory to spare for it
 
 
 class ClientStore:
-    """One tree for every client, kept in main memory.
+    """One tree for every client that took part; everyone else is at the common start.
 
-    Room for everybody is asked for at once but only filled, page by page, by clients that took part; everyone else is
-    at the common start.
+    A tree is one record of bytes, its leaves one after the other. A client gets the next free place when it first takes
+    part, so the store grows with those who did, not with the population: in memory up to `in_memory` bytes, then in a
+    nameless temporary file that goes with the store.
 
-    >>> store = ClientStore({"a": torch.zeros(2)}, clients=3)
+    >>> store = ClientStore({"a": torch.zeros(2)})
     >>> store.put([1], {"a": torch.ones(1, 2)})
     >>> store.get([0, 1], torch.device("cpu"))["a"].tolist()
     [[0.0, 0.0], [1.0, 1.0]]
     """
 
-    def __init__(self, start: Tree, clients: int) -> None:
-        self._start = start
-        self._rows = map_leaves(lambda leaf: torch.empty(clients, *leaf.shape, dtype=leaf.dtype), start)
-        self._moved = torch.zeros(clients, dtype=torch.bool)
+    def __init__(self, start: Tree, in_memory: int = _IN_MEMORY) -> None:
+        self._start = map_leaves(lambda leaf: leaf.detach().cpu(), start)
+        self._leaves = flatten(self._start)  # a record's parts, in this order
+        self._record = self._to_bytes({name: leaf[None] for name, leaf in self._leaves.items()}, 1)
+        self._places: dict[int, int] = {}
+        self._file = tempfile.SpooledTemporaryFile(max_size=in_memory)  # noqa: SIM115 - open as long as the store is
+        weakref.finalize(self, self._file.close)
 
     def put(self, clients: Sequence[int], stacked: Tree) -> None:
         """Keep the trees of these clients; names and shapes are those of the start."""
-        self._match(stacked)
-        where = torch.tensor(clients)
-        map_leaves(lambda rows, leaf: rows.index_copy_(0, where, leaf.to("cpu")), self._rows, stacked)
-        self._moved[where] = True
+        flat = flatten(stacked)
+        self._match(flat)
+        rows = self._to_bytes(flat, len(clients)).cpu().numpy()
+        try:
+            for client, row in zip(clients, rows, strict=True):
+                self._seek(self._places.setdefault(client, len(self._places)))
+                self._file.write(row.data)
+            self._file.flush()  # so that a full disk is noticed here
+        except OSError as error:
+            with suppress(OSError):
+                self._file.close()
+            what = f"The clients' states cannot be kept in a temporary file ({error.strerror})"
+            raise Refused(f"{what}; set TMPDIR to a folder with more room.") from error
 
     def get(self, clients: Sequence[int], device: torch.device) -> Tree:
         """The trees of these clients, stacked."""
-        where = torch.tensor(clients)
-        moved = self._moved[where]
-
-        def rows(kept: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-            found = kept[where] if bool(moved.all()) else start.cpu().expand(len(clients), *start.shape).clone()
-            found[moved] = kept[where[moved]]
-            return found.to(device)
-
-        return map_leaves(rows, self._rows, self._start)
+        rows = self._record.expand(len(clients), -1)
+        if any(client in self._places for client in clients):
+            rows = rows.clone()
+            for client, row in zip(clients, rows.numpy(), strict=True):
+                if client in self._places:
+                    self._seek(self._places[client])
+                    self._file.readinto(row.data)
+        return self._from_bytes(rows.to(device))  # to a device in one piece
 
     def one(self, client: int) -> Tree:
         return take(self.get([client], torch.device("cpu")), 0)
 
     def has(self, client: int) -> bool:
         """Whether this client's tree was ever put."""
-        return bool(self._moved[client])
+        return client in self._places
 
-    def _match(self, stacked: Tree) -> None:
-        kept, new = flatten(self._rows), flatten(stacked)
-        for name in kept.keys() | new.keys():
-            if name not in kept or name not in new or _kind(kept[name]) != _kind(new[name]):
+    def _seek(self, place: int) -> None:
+        self._file.seek(place * self._record.shape[1])
+
+    def _match(self, flat: Params) -> None:
+        kept = self._leaves
+        for name in kept.keys() | flat.keys():
+            if name not in kept or name not in flat or _kind(kept[name]) != _kind(flat[name][0]):
                 raise Refused(f"A client's state or model changed its names or shapes at '{name}'; these must stay.")
 
+    def _to_bytes(self, flat: Params, count: int) -> Tensor:
+        """[count, bytes of a record], made where the leaves are, so that they leave a device in one piece."""
+        leaves = [flat[name].detach() for name in self._leaves]
+        rows = [leaf.reshape(count, leaf[0].numel()).contiguous().view(torch.uint8) for leaf in leaves]
+        return torch.cat([row.to(rows[0].device) for row in rows], 1) if rows else torch.empty(count, 0)
 
-def _kind(rows: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
-    return rows.shape[1:], rows.dtype
+    def _from_bytes(self, rows: Tensor) -> Tree:
+        sizes = [leaf.numel() * leaf.element_size() for leaf in self._leaves.values()]
+        parts = iter(torch.split(rows, sizes, 1))
+
+        def restore(leaf: Tensor) -> Tensor:
+            own = torch.empty(len(rows), leaf.numel(), dtype=leaf.dtype, device=rows.device)
+            own.view(torch.uint8).copy_(next(parts))
+            return own.reshape(len(rows), *leaf.shape)
+
+        return map_leaves(restore, self._start)
+
+
+def _kind(leaf: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return leaf.shape, leaf.dtype

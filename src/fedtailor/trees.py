@@ -136,7 +136,27 @@ def stack(trees: Sequence[Tree]) -> Tree:
     >>> stack([{"w": torch.tensor(1)}, {"w": torch.tensor(2)}])
     {'w': tensor([1, 2])}
     """
-    return map_leaves(lambda *parts: torch.stack(parts), *trees)
+    return map_leaves(once(lambda *parts: torch.stack(parts)), *trees)
+
+
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which computes once for tensors that stand in several places of a tree, as an upload does that
+    is also the client's model.
+
+    >>> tensor = torch.ones(2)
+    >>> twice = map_leaves(once(torch.clone), {"a": tensor, "b": tensor})
+    >>> twice["a"] is twice["b"]
+    True
+    """
+    known: dict[tuple[int, ...], tuple[Any, Any]] = {}  # with the tensors, so that their ids stay theirs
+
+    def remember(*parts: Any) -> Any:
+        key = tuple(id(part) for part in parts)
+        if key not in known:
+            known[key] = (parts, function(*parts))
+        return known[key][1]
+
+    return remember
 
 
 def take(stacked: Tree, position: int | Tensor) -> Tree:

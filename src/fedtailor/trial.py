@@ -1,18 +1,21 @@
 """What is tried out before round 1: that model and data fit, that the model can be repeated, how many threads pay."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedtailor.batch import Common, pick
 from fedtailor.errors import Refused
 from fedtailor.federation import Federation
-from fedtailor.local import Common, pick
+from fedtailor.machine import total_memory, usable_cores
 from fedtailor.model import Model, cross_entropy
 from fedtailor.pure import batch_key
 from fedtailor.trees import Params
 
 _SMALL_STEP = 2.5e7  # products: about a millisecond of one thread
+_COPIES = 8  # of weights and activations while a step is in work: values, slopes, what is kept for the way back
 
 
 def check_fit(model: Model, params: Params, common: Common, fed: Federation) -> None:
@@ -57,20 +60,44 @@ def _generators() -> list[Tensor]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
 
 
-def useful_threads(model: Model, params: Params, common: Common) -> int:
-    """One thread where a step is small: there, sharing it costs more than it gains, and a hundred times more on a busy
-    machine. A function of the model and the batch alone, so that the same run gives the same bits."""
-    products = 0
+@dataclass(frozen=True)
+class Effort:
+    """What a step of one client takes."""
+
+    products: int  # multiplications
+    memory: int  # bytes
+
+
+def effort_of(model: Model, params: Params, common: Common) -> Effort:
+    """Counted on one sample. A function of the model and the batch alone, so that what is made to depend on it is the
+    same in the same run."""
+    products, outputs = 0, 0
 
     def count(layer: nn.Module, inputs: Any, output: Any) -> None:
-        nonlocal products
+        nonlocal products, outputs
+        if not isinstance(output, Tensor):
+            return
+        outputs += output.numel()
         weight = getattr(layer, "weight", None)
-        if isinstance(weight, Tensor) and isinstance(output, Tensor):  # linear, convolution: a row of weights an output
+        if isinstance(weight, Tensor):  # linear, convolution: a row of weights an output
             products += output.numel() * weight[0].numel()
 
     hooks = [layer.register_forward_hook(count) for layer in model.module.modules()]
     model.logits(params, common.prepare(pick(common.x, slice(0, 1))))
     for hook in hooks:
         hook.remove()
-    step = 3 * common.batch_size * max(products, sum(p.numel() for p in params.values()))  # forward, and twice back
-    return torch.get_num_threads() if step > _SMALL_STEP else 1
+    weights = sum(p.numel() for p in params.values())
+    numbers = _COPIES * (weights + common.batch_size * outputs)
+    # forward, and twice back
+    return Effort(3 * common.batch_size * max(products, weights), numbers * common.dtype.itemsize)
+
+
+def useful_threads(effort: Effort) -> int:
+    """One thread where a step is small: there, sharing it costs more than it gains, and a hundred times more on a busy
+    machine."""
+    return torch.get_num_threads() if effort.products > _SMALL_STEP else 1
+
+
+def most_at_once(effort: Effort, device: torch.device) -> int:
+    """How many clients may train at once in half of the device's memory, on each core of a CPU; at least one."""
+    return max(1, total_memory(device) // 2 // effort.memory // (1 if device.type == "cuda" else usable_cores()))

@@ -1,6 +1,7 @@
 """The wire between clients and server: what arrives, how many bytes it took, and that no training data is in it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from math import nan
 
 import torch
 from torch import Tensor
@@ -8,9 +9,12 @@ from torch import Tensor
 from fedtailor import hashing
 from fedtailor.errors import Refused
 from fedtailor.model import Inputs
+from fedtailor.samples import Samples
 from fedtailor.trees import Rows, Tree, leaves
 
 _FEWEST_VALUES = 8  # fewer equal numbers may be chance: the mean of one example is that example
+_FEW, _SOME = 32, 1000  # values by which examples are told apart at first, and examples by which these are chosen
+_AT_ONCE = 2**22  # values of examples projected at once; bounds memory, changes nothing else
 
 
 def deliver(tree: Tree) -> Tree:
@@ -53,15 +57,17 @@ class LeakGuard:
     """Refuses an upload that holds training inputs as they are: all of them, a batch, or one example.
 
     It is a net against mistakes, not against malice: an example is found where it lies whole, at a multiple of its own
-    length from the start of a tensor. Examples are compared by one random projection first, then value by value.
+    length from the start of a tensor. Examples are compared by one random projection of some of their values
+    first, then value by value.
     """
 
     def __init__(self, x: Inputs, prepare: Callable[[Inputs], Inputs]) -> None:
         self._parts: dict[str, Tensor] = x if isinstance(x, dict) else {"": x}
         self._prepare = prepare
-        self._marks: dict[tuple[int, str], Tensor] = {}  # projections of every client's examples, sorted
+        self._columns: dict[str, Tensor] = {}
+        self._marks: dict[str, Tensor] = {}  # projection of every example; NaN until its client takes part
 
-    def check(self, method: str, clients: Sequence[int], samples: Sequence[Tensor], uploads: Tree) -> None:
+    def check(self, method: str, clients: Sequence[int], samples: Samples, uploads: Tree) -> None:
         """Refuse the stacked uploads of these clients if one holds its training samples; `samples` are everyone's."""
         for path, leaf in leaves(uploads):
             values = leaf.values if isinstance(leaf, Rows) else leaf  # [clients, ...]
@@ -71,7 +77,7 @@ class LeakGuard:
                         what = f"'{path}' holds their exact values"
                         raise Refused(f"{method} would send client {client}'s training inputs: {what}.")
 
-    def _leaking(self, values: Tensor, clients: Sequence[int], name: str, samples: Sequence[Tensor]) -> Iterator[int]:
+    def _leaking(self, values: Tensor, clients: Sequence[int], name: str, samples: Samples) -> Iterator[int]:
         """The clients whose rows of `values` are among their own examples."""
         kept = self._parts[name]
         rows = values.reshape(-1, *kept.shape[1:])
@@ -79,37 +85,55 @@ class LeakGuard:
             rows = self._seen(name, rows)
         rows = rows.flatten(1)
         # marks lie in (-1, 1): every client has a shelf of its own, so that one sorted search serves all
-        shelves = [4.0 * position for position in range(len(clients))]
-        known = torch.cat([self._marks_of(c, name, samples[c]) + s for c, s in zip(clients, shelves, strict=True)])
-        each = len(rows) // len(clients)
-        marks = _project(rows) + known.new_tensor(shelves).repeat_interleave(each)
+        owned, each = [samples[client] for client in clients], len(rows) // len(clients)
+        known = (self._marks_of(name, torch.cat(owned)) + _shelves([len(own) for own in owned], rows)).sort().values
+        marks = _project(rows[:, self._columns_of(name)]) + _shelves([each] * len(clients), rows)
         nearest = known[torch.searchsorted(known, marks - 1e-9).clamp(max=len(known) - 1)]
         suspects = ((nearest - marks).abs() < 2e-9).nonzero()[:, 0]
         for position in sorted(set((suspects // max(each, 1)).tolist())):
-            examples = self._seen(name, kept[samples[clients[position]]]).flatten(1)
-            own = rows[suspects[suspects // each == position]]
-            same = [row for row in own if _tells(row) and bool((examples == row).all(1).any())]
+            examples = self._seen(name, kept[owned[position]]).flatten(1)
+            own = _telling(rows[suspects[suspects // each == position]])
+            same = [row for row in own if bool((examples == row).all(1).any())]
             if len(same) * rows.shape[1] >= _FEWEST_VALUES:
                 yield clients[position]
 
-    def _marks_of(self, client: int, name: str, samples: Tensor) -> Tensor:
-        if (client, name) not in self._marks:
-            examples = self._seen(name, self._parts[name][samples]).flatten(1)
-            self._marks[client, name] = _project(examples).sort().values
-        return self._marks[client, name]
+    def _marks_of(self, name: str, samples: Tensor) -> Tensor:
+        """Projections of these examples, each computed once; for any number of clients it is one tensor."""
+        part = self._parts[name]
+        if name not in self._marks:
+            self._marks[name] = part.new_full((len(part),), nan, dtype=torch.float64)
+        marks = self._marks[name]
+        for new in torch.split(samples[marks[samples].isnan()], max(1, _AT_ONCE // part[0].numel())):
+            marks[new] = _project(self._seen(name, part[new]).flatten(1)[:, self._columns_of(name)])
+        return marks[samples]
+
+    def _columns_of(self, name: str) -> Tensor:
+        """The few values by which examples differ most: what is equal there is compared as a whole."""
+        if name not in self._columns:
+            some = self._seen(name, self._parts[name][:_SOME]).flatten(1).double()
+            width = some.shape[1]
+            self._columns[name] = some.var(0, correction=0).topk(min(_FEW, width)).indices.sort().values
+        return self._columns[name]
 
     def _seen(self, name: str, part: Tensor) -> Tensor:
         """Examples as a method sees them."""
         return self._prepare({name: part})[name] if name else self._prepare(part)  # type: ignore[no-any-return]
 
 
-def _tells(row: Tensor) -> bool:
-    """A constant row is nobody's picture; a single number always is constant."""
-    return len(row) == 1 or bool((row != row[0]).any())
+def _shelves(counts: Sequence[int], like: Tensor) -> Tensor:
+    """The shelf of the first so many rows, of the next so many, and so on."""
+    shelf = 4.0 * torch.arange(len(counts), dtype=torch.float64)
+    return shelf.repeat_interleave(torch.tensor(counts)).to(like.device)
+
+
+def _telling(rows: Tensor) -> Tensor:
+    """Without constant rows, which are nobody's picture; a single number always is constant."""
+    return rows if rows.shape[1] == 1 else rows[(rows != rows[:, :1]).any(1)]
 
 
 def _project(rows: Tensor) -> Tensor:
     width = rows.shape[1]
     direction = hashing.uniform(hashing.key(width), (width,), torch.float64, rows.device) - 0.5
-    rows = torch.nan_to_num(rows.double())
-    return (rows * direction).sum(1) / (1 + rows.abs().sum(1))
+    rows = torch.nan_to_num(rows).double()
+    size: Tensor = torch.linalg.vector_norm(rows, 1, dim=1)
+    return rows @ direction / (1 + size)

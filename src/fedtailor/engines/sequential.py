@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
-from torch import Tensor
 
+from fedtailor.batch import Common
 from fedtailor.errors import Refused
-from fedtailor.local import Common, LocalView
+from fedtailor.local import LocalView
+from fedtailor.samples import Samples
 from fedtailor.trees import Tree, flatten, stack, take
 
 
@@ -16,7 +18,7 @@ class Sequential:
     """The sequential engine."""
 
     common: Common
-    samples: Sequence[Tensor]  # positions of every client's training samples, on the device
+    samples: Samples  # positions of every client's training samples, on the device
 
     @property
     def name(self) -> str:
@@ -25,13 +27,20 @@ class Sequential:
     @torch.no_grad()
     def apply(self, function: Callable[..., Tree], round: int, clients: Sequence[int], *trees: Tree) -> Tree:
         """function(local, *trees) for one client after another."""
-        results = []
+        results: list[Tree] = []
         for position, client in enumerate(clients):
-            before = _versions(trees)
-            results.append(function(self._view(client, round), *(take(tree, position) for tree in trees)))
-            _check_untouched(before, _versions(trees), client)
-            _check_alike(results[0], results[-1], clients[0], client)
+            results.append(self.one(function, round, clients, trees, position))
+            check_alike(results[0], results[-1], clients[0], client)
         return stack(results)
+
+    def one(
+        self, function: Callable[..., Tree], round: int, clients: Sequence[int], trees: Sequence[Tree], position: int
+    ) -> Tree:
+        """function(local, *trees) for the client at one position of the stacked trees, which it must leave alone."""
+        before, client = _versions(trees), clients[position]
+        result = function(self._view(client, round), *(take(tree, position) for tree in trees))
+        _check_untouched(before, _versions(trees), client)
+        return result
 
     def _view(self, client: int, round: int) -> LocalView:
         samples = self.samples[client]
@@ -51,14 +60,14 @@ def _check_untouched(before: list[tuple[str, int]], after: list[tuple[str, int]]
         raise Refused(f"{what}, which others share; return new tensors.")
 
 
-def _check_alike(first: Tree, other: Tree, client: int, another: int) -> None:
-    """All clients of a round return the same names, with tensors of the same shapes."""
+def check_alike(first: Tree, other: Tree, client: int, another: int) -> None:
+    """All clients of a round return the same names, with tensors of the same shapes and dtypes."""
     left, right = flatten(first), flatten(other)
-    for path in sorted(left.keys() | right.keys()):
-        kinds = [getattr(tree.get(path), "shape", "nothing") for tree in (left, right)]
-        if kinds[0] != kinds[1] or kinds[0] == "nothing":
-            shown = [tuple(k) if isinstance(k, torch.Size) else "no tensor" for k in kinds]
+    for path, what in product(sorted(left.keys() | right.keys()), ("shape", "dtype")):
+        kinds = [getattr(tree.get(path), what, "no tensor") for tree in (left, right)]
+        if kinds[0] != kinds[1] or kinds[0] == "no tensor":
+            shown = [tuple(kind) if isinstance(kind, torch.Size) else kind for kind in kinds]
             raise Refused(
                 f"'{path}' is {shown[0]} for client {client} and {shown[1]} for client {another}; within a round all "
-                "clients return tensors of the same names and shapes."
+                "clients return tensors of the same names, shapes and dtypes."
             )

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedtailor.local import Batch, LocalView
+from fedtailor.batch import Batch
+from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Method, Setup, SGDMethod
 from fedtailor.model import Model
 from fedtailor.trees import Tree, add, dot, map_leaves, mean, scale, squared_distance, sub, zeros_like
@@ -239,8 +240,9 @@ class FedAPM(Method):
         return found
 
     def _alpha(self, local: LocalView) -> Tensor:
-        shares = {"uniform": 1 / local.num_clients, "size": local.size / local.total_size, "one": 1.0}
-        return torch.as_tensor(shares[self.alpha], dtype=local.size.dtype, device=local.size.device)
+        if self.alpha == "size":
+            return local.size / local.total_size
+        return torch.full_like(local.size, 1.0 if self.alpha == "one" else 1 / local.num_clients)
 
     def _loss(self, local: LocalView, params: Tree, batch: Batch) -> Tensor:
         return self._alpha(local) * local.loss(params, batch)

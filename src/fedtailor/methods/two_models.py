@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from fedtailor.local import Batch, LocalView
+from fedtailor.batch import Batch
+from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Method, Setup, SGDMethod
 from fedtailor.trees import Tree, add, mean, scale, squared_distance, sub
 

@@ -1,0 +1,61 @@
+"""Examples in batches, and what all clients of a run have in common."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtailor.model import Inputs, Model
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Examples; a weight of 0 marks padding, which repeats examples of the same client."""
+
+    x: Inputs
+    y: Tensor
+    weight: Tensor  # [examples], 0 or 1
+
+    def mean(self, per_example: Tensor) -> Tensor:
+        """The only average over examples: padding does not count.
+
+        >>> Batch(None, torch.zeros(2), torch.tensor([1.0, 0.0])).mean(torch.tensor([3.0, 9.0]))
+        tensor(3.)
+        """
+        return (per_example * self.weight).sum() / self.weight.sum().clamp(min=1)
+
+    def halves(self) -> tuple["Batch", "Batch"]:
+        """Two independent batches: every second example, so that padding stays at the end of both."""
+        return self._rows(slice(0, None, 2)), self._rows(slice(1, None, 2))
+
+    def _rows(self, rows: slice) -> "Batch":
+        return Batch(pick(self.x, rows), self.y[rows], self.weight[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class Common:
+    """What all clients of a run have in common; an engine makes one and views on it."""
+
+    model: Model  # in training mode
+    x: Inputs  # everybody's samples, on the device once
+    y: Tensor
+    prepare: Callable[[Inputs], Inputs]  # from how samples are kept to what the model takes
+    batch_size: int
+    rounds: int
+    num_clients: int
+    total_size: int
+    seed: int
+    dtype: torch.dtype
+
+
+def pick(x: Inputs, rows: Tensor | slice) -> Inputs:
+    """Some samples of the inputs, whether these have one part or several."""
+    return {name: _pick(part, rows) for name, part in x.items()} if isinstance(x, dict) else _pick(x, rows)
+
+
+def _pick(part: Tensor, rows: Tensor | slice) -> Tensor:
+    if isinstance(rows, slice) or part.ndim == 1:
+        return part[rows]
+    # copies whole rows, where indexing under vmap goes value by value
+    return torch.embedding(part.flatten(1), rows).reshape(*rows.shape, *part.shape[1:])

@@ -1,0 +1,73 @@
+"""On a GPU, the kernels of a step are launched once, captured, and replayed together for every further step."""
+
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+
+import torch
+
+from fedtailor.together import Number, one_after_another
+from fedtailor.trees import Tree, map_leaves
+
+_FEW = 4  # steps for which capturing does not pay
+
+
+class Replay:
+    """A loop for clients that are mapped together on a GPU (see `local.Loop`).
+
+    State and number lie in tensors that stay where they are, and a step writes over them: so one captured step is
+    every step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._works = True
+
+    def __call__(self, advance: Callable[[Tree, Number], Tree], state: Tree, first: int, last: int) -> Tree:
+        if not self._works or last - first < _FEW:
+            return one_after_another(advance, state, first, last)
+        number = torch.tensor(first, device=self._device)
+        place = _owned(advance(state, first))  # also the warm-up: what starts up lazily must do so before capturing
+        number += 1
+
+        def step() -> None:
+            map_leaves(lambda kept, new: kept.copy_(new), place, advance(place, number))
+            number.add_(1)
+
+        graph = self._capture(step)
+        if graph is None:
+            return one_after_another(advance, place, first + 1, last)
+        for _ in range(first + 1, last):
+            graph.replay()
+        return place
+
+    def _capture(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """The graph of a step; None where the step cannot be captured, as when it asks for a number of a tensor."""
+        graph, failure = torch.cuda.CUDAGraph(), None
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                step()
+            except RuntimeError as error:
+                failure = error
+            with nullcontext() if failure is None else suppress(RuntimeError):
+                graph.capture_end()
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        self._graphs.append(graph)
+        if isinstance(failure, torch.OutOfMemoryError):
+            raise failure
+        self._works = failure is None
+        return graph if self._works else None
+
+    def release(self) -> None:
+        """Wait for what is replaying and forget the graphs, whose memory must not be taken before."""
+        if self._graphs:
+            torch.cuda.synchronize(self._device)
+            self._graphs.clear()
+
+
+def _owned(tree: Tree) -> Tree:
+    """The same values in memory of our own."""
+    return map_leaves(lambda leaf: leaf.clone(), tree)
