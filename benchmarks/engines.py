@@ -28,7 +28,7 @@ import torch
 
 import fedtailor as ft
 from fedtailor.engines import ENGINES
-from fedtailor.machine import torch_threads
+from fedtailor.machine import repeatable
 from fedtailor.methods import FedAPA, FedAvg
 from fedtailor.rounds import Rounds
 from fedtailor.settings import Settings
@@ -38,6 +38,7 @@ from works import OVERHEAD, SWEEPS, WORKS, Aim, Work
 LR = 0.01
 CORES = 2  # of the CPU rows, and torch's threads there
 CLIENTS_AT_ONCE = (1, 2, 5, 10, 20, 50, 100, 200)
+ASKED = ["sequential", "pool", "vectorized"]
 ENGINE_COLUMNS = ("sequential", "pool", "vectorized", "auto")
 Found = dict[str, Any]  # what a row found, as it is written
 
@@ -78,7 +79,7 @@ def engine_round(rounds: Rounds, clients: Sequence[int], numbers: Iterator[int])
     """One round of an engine, with as many threads as a run would use."""
     if rounds.device.type == "cuda":
         torch.cuda.synchronize()
-    with torch_threads(rounds.way.threads):
+    with repeatable(rounds.way.threads):
         return float(rounds.round(next(numbers), clients)["seconds"])
 
 
@@ -97,7 +98,7 @@ def contend(rounds: Rounds) -> Contender:
 
 def engines_on(device: str) -> list[str]:
     """The engines there are; several workers are of no use to a single GPU."""
-    return [name for name in ENGINE_COLUMNS if name in ENGINES and (device, name) != ("cuda", "pool")]
+    return [name for name in ASKED if name in ENGINES and (device, name) != ("cuda", "pool")]
 
 
 def compare(work: Work, device: str, repeats: int) -> Found:
@@ -191,6 +192,7 @@ def sweep(device: str, repeats: int) -> Found:
             kept["microseconds"][f"{work.name}, {engine}"] = {
                 str(n): 1e6 / (n * each) * some_rounds(partial(engine_round, rounds, range(n), numbers), repeats)
                 for n in CLIENTS_AT_ONCE
+                if n <= 20 or engine != "sequential"  # one after another, a client costs what it costs
             }
     return kept
 
@@ -249,8 +251,10 @@ def main() -> None:
     options.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     options.add_argument("--rows", help="letters with commas; without it, those that have an aim on the device")
     options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--engines", default=",".join(ASKED), help="those to time beside auto, with commas")
     options.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     asked = options.parse_args()
+    ASKED[:] = asked.engines.split(",")
     device, path = asked.device, asked.out / f"engines-{asked.device}.json"
     if device == "cpu":
         keep_to_cores()

@@ -67,11 +67,11 @@ WORKS: dict[str, Work] = {
         LENET, name="LeNet-5, Fashion-MNIST, Dir(0.1), batch 64, 20 clients", samples=None, aims={"cuda": Aim(20, "×")}
     ),
     "c": Work(
-        "ResNet-20 (GroupNorm; 16, 32, 64 channels), 32×32, batch 64, 20 clients", "resnet20", 20, 320, 64,
+        "ResNet-20 (GroupNorm; 16, 32, 64 channels), 32×32, batch 64, 20 clients", "resnet20", 20, 1280, 64,
         shape=(3, 32, 32), settings={"channels": (16, 32, 64)}, aims={"cuda": Aim(6, "×")},
     ),
     "w": Work(
-        "ResNet-20 (GroupNorm; FedLAG's 64, 128, 256 channels), 32×32, batch 64, 20 clients", "resnet20", 20, 320, 64,
+        "ResNet-20 (GroupNorm; FedLAG's 64, 128, 256 channels), 32×32, batch 64, 20 clients", "resnet20", 20, 640, 64,
         shape=(3, 32, 32), aims={"cuda": Aim(6, "×")},
     ),
     "d": replace(LENET, aims={"cpu": Aim(1.5, "×")}),

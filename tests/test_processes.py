@@ -15,7 +15,7 @@ import fedtailor as ft
 from fedtailor.methods import METHODS
 fed = ft.load("digits", clients=4, seed=1)
 ft.simulate(METHODS[sys.argv[1]](), ft.network("mlp", fed), fed, rounds=3, participation=(0.4, 1.0),
-            validation=0.2, seed=5, folder=sys.argv[2])
+            validation=0.2, seed=5, engine="sequential", folder=sys.argv[2])
 """
 BARE = """
 import sys

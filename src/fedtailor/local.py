@@ -149,8 +149,10 @@ class LocalView:
         def part(number: Number) -> Tree:
             return statistic(self._batch(order, number, pass_number=0))  # all padding: weight 0 everywhere
 
-        loop = one_after_another if self._together is None else self._together.loop
-        return loop(lambda total, number: add(total, part(number)), part(0), 1, self._most_batches)
+        if self._together is None:
+            return one_after_another(lambda total, number: add(total, part(number)), part(0), 1, self._most_batches)
+        first = self._owned(part(0))
+        return self._together.loop(lambda total, number: add(total, part(number)), first, 1, self._most_batches)
 
     def refresh(self, params: Tree, objective: Callable[[Tree, Batch], Tensor] | None = None) -> Tree:
         """The running statistics recomputed with one pass over the data, as the objective sees the network: the end of
@@ -221,7 +223,11 @@ class LocalView:
             new = step(state, batch(number))
             return select(number < steps, new, state) if isinstance(steps, Tensor) else new
 
-        return self._together.loop(advance, state, 0, max_steps)
+        return self._together.loop(advance, self._owned(state), 0, max_steps)
+
+    def _owned(self, tree: Tree) -> Tree:
+        """A copy in which every tensor is mapped: the loop may write over it."""
+        return select(self._count > 0, tree, tree)
 
     def _plan(self, steps: int, passes: int, first_pass: int) -> Callable[[Number], Batch]:
         """The batches of so many steps by their number; what can be known before the first is worked out once."""

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -39,6 +40,19 @@ def keep_memory() -> None:
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(_MMAP_THRESHOLD, 2**28)
             mallopt(_TRIM_THRESHOLD, 2**29)
+
+
+@contextmanager
+def repeatable(threads: int) -> Iterator[None]:
+    """So many threads inside, and convolutions that give the same bits again on a GPU."""
+    cudnn: Any = torch.backends.cudnn
+    before = (cudnn.deterministic, cudnn.benchmark)
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        with torch_threads(threads):
+            yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
 
 
 @contextmanager

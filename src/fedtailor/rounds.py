@@ -22,7 +22,7 @@ from fedtailor.errors import Refused
 from fedtailor.evaluation import Evaluator, Values, plain_mean, weighted_mean
 from fedtailor.federation import Federation
 from fedtailor.local import LocalView
-from fedtailor.machine import keep_memory, torch_threads
+from fedtailor.machine import keep_memory, repeatable
 from fedtailor.method import Exchange, Method, Setup
 from fedtailor.model import Model
 from fedtailor.run import LARGE, Record
@@ -261,7 +261,7 @@ class Rounds:
 
     def personal_state_dict(self, client: int, moment: str) -> Params:
         """One client's own model as an ordinary state_dict."""
-        with torch_threads(self.way.threads):
+        with repeatable(self.way.threads):
             trained = moment == "trained"
             model = self.as_trained([client]) if trained else self.received([client], self.common.rounds + 1)
         flat = {name: leaf.cpu() for name, leaf in flatten(take(model, 0)).items()}

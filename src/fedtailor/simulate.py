@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedtailor.errors import Refused
 from fedtailor.federation import Federation
-from fedtailor.machine import torch_threads
+from fedtailor.machine import repeatable
 from fedtailor.method import Method
 from fedtailor.model import Model, as_model
 from fedtailor.rounds import Rounds
@@ -105,7 +105,7 @@ def carry_out(
     )
     writer = None if folder is None else _writer(folder, run)
     for number, clients in enumerate(plan, start=1):
-        with torch_threads(loop.way.threads):
+        with repeatable(loop.way.threads):
             line, last = loop.round(number, clients), number == len(plan)
             if last or number % settings.evaluate_every == 0:
                 line = loop.evaluate(line, settings.evaluate, last)

@@ -17,9 +17,10 @@ _IN_MEMORY = 2**28  # bytes; beyond, a file, which is nearly as fast while the s
 class ClientStore:
     """One tree for every client that took part; everyone else is at the common start.
 
-    A tree is one record of bytes, its leaves one after the other. A client gets the next free place when it first takes
-    part, so the store grows with those who did, not with the population: in memory up to `in_memory` bytes, then in a
-    nameless temporary file that goes with the store.
+    What was put last stays as it is, on its device, and is only written down when others come: who takes part in every
+    round costs nothing here. Written down, a tree is one record of bytes, its leaves one after the other. A client gets
+    the next free place at first, so the store grows with those who took part, not with the population: in memory up to
+    `in_memory` bytes, then in a nameless temporary file that goes with the store.
 
     >>> store = ClientStore({"a": torch.zeros(2)})
     >>> store.put([1], {"a": torch.ones(1, 2)})
@@ -31,15 +32,22 @@ class ClientStore:
         self._start = map_leaves(lambda leaf: leaf.detach().cpu(), start)
         self._leaves = flatten(self._start)  # a record's parts, in this order
         self._record = self._to_bytes({name: leaf[None] for name, leaf in self._leaves.items()}, 1)
+        self._last: dict[int, int] = {}  # clients put last -> position in
+        self._stacked: Tree = {}
         self._places: dict[int, int] = {}
         self._file = tempfile.SpooledTemporaryFile(max_size=in_memory)  # noqa: SIM115 - open as long as the store is
         weakref.finalize(self, self._file.close)
 
     def put(self, clients: Sequence[int], stacked: Tree) -> None:
         """Keep the trees of these clients; names and shapes are those of the start."""
-        flat = flatten(stacked)
-        self._match(flat)
-        rows = self._to_bytes(flat, len(clients)).cpu().numpy()
+        self._match(flatten(stacked))
+        new = {client: position for position, client in enumerate(clients)}
+        self._write([client for client in self._last if client not in new])
+        self._last, self._stacked = new, stacked
+
+    def _write(self, clients: Sequence[int]) -> None:
+        """Write down these clients of those put last."""
+        rows = self._bytes_of(clients).numpy()
         try:
             for client, row in zip(clients, rows, strict=True):
                 self._seek(self._places.setdefault(client, len(self._places)))
@@ -53,21 +61,33 @@ class ClientStore:
 
     def get(self, clients: Sequence[int], device: torch.device) -> Tree:
         """The trees of these clients, stacked."""
+        if list(clients) == list(self._last):
+            return map_leaves(lambda leaf: leaf.to(device), self._stacked)
         rows = self._record.expand(len(clients), -1)
-        if any(client in self._places for client in clients):
+        if any(self.has(client) for client in clients):
             rows = rows.clone()
+            here = [position for position, client in enumerate(clients) if client in self._last]
+            rows[here] = self._bytes_of([clients[position] for position in here])
             for client, row in zip(clients, rows.numpy(), strict=True):
-                if client in self._places:
+                if client in self._places and client not in self._last:
                     self._seek(self._places[client])
                     self._file.readinto(row.data)
         return self._from_bytes(rows.to(device))  # to a device in one piece
 
     def one(self, client: int) -> Tree:
-        return take(self.get([client], torch.device("cpu")), 0)
+        """One client's tree, for others to do with as they like."""
+        return map_leaves(lambda leaf: leaf[0].clone(), self.get([client], torch.device("cpu")))
 
     def has(self, client: int) -> bool:
         """Whether this client's tree was ever put."""
-        return client in self._places
+        return client in self._last or client in self._places
+
+    def _bytes_of(self, clients: Sequence[int]) -> Tensor:
+        """The records of these clients of those put last, on the CPU."""
+        if not clients:
+            return self._record[:0]
+        where = torch.tensor([self._last[client] for client in clients])
+        return self._to_bytes(flatten(take(self._stacked, where)), len(clients)).cpu()
 
     def _seek(self, place: int) -> None:
         self._file.seek(place * self._record.shape[1])

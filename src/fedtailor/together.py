@@ -14,7 +14,7 @@ Number = int | Tensor
 
 class Loop(Protocol):
     """How clients that are mapped together take their steps: state = advance(state, number) for number = first, ...,
-    last − 1, where an engine may give the number as a tensor."""
+    last − 1, where an engine may give the number as a tensor and write over the state."""
 
     def __call__(self, advance: Callable[[Tree, Number], Tree], state: Tree, first: int, last: int) -> Tree: ...
 

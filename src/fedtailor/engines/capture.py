@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 import torch
 
 from fedtailor.together import Number, one_after_another
-from fedtailor.trees import Tree, map_leaves
+from fedtailor.trees import Tree, flatten, map_leaves
 
 _FEW = 4  # steps for which capturing does not pay
 
@@ -15,32 +15,36 @@ class Replay:
     """A loop for clients that are mapped together on a GPU (see `local.Loop`).
 
     State and number lie in tensors that stay where they are, and a step writes over them: so one captured step is
-    every step.
+    every step. Who calls it gives the state away.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._warm: set[tuple[object, ...]] = set()
         self._works = True
+        self.clients = 0  # that are mapped together now
 
     def __call__(self, advance: Callable[[Tree, Number], Tree], state: Tree, first: int, last: int) -> Tree:
         if not self._works or last - first < _FEW:
             return one_after_another(advance, state, first, last)
+        kind = (self.clients, *((path, leaf.shape) for path, leaf in flatten(state).items()))
+        if kind not in self._warm:  # what starts up lazily must do so before capturing
+            self._warm.add(kind)
+            return self(advance, advance(state, first), first + 1, last)
         number = torch.tensor(first, device=self._device)
-        place = _owned(advance(state, first))  # also the warm-up: what starts up lazily must do so before capturing
-        number += 1
 
         def step() -> None:
-            map_leaves(lambda kept, new: kept.copy_(new), place, advance(place, number))
+            map_leaves(lambda kept, new: kept.copy_(new), state, advance(state, number))
             number.add_(1)
 
         graph = self._capture(step)
         if graph is None:
-            return one_after_another(advance, place, first + 1, last)
-        for _ in range(first + 1, last):
+            return one_after_another(advance, state, first, last)
+        for _ in range(first, last):
             graph.replay()
-        return place
+        return state
 
     def _capture(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """The graph of a step; None where the step cannot be captured, as when it asks for a number of a tensor."""
@@ -66,8 +70,3 @@ class Replay:
         if self._graphs:
             torch.cuda.synchronize(self._device)
             self._graphs.clear()
-
-
-def _owned(tree: Tree) -> Tree:
-    """The same values in memory of our own."""
-    return map_leaves(lambda leaf: leaf.clone(), tree)

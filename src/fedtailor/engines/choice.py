@@ -54,7 +54,7 @@ class Trial:
             return plain, "The first steps failed."
         whole = found * self._mean_batches() / batches * len(self.clients) * self.rounds
         if whole < _SHORT:
-            return plain, f"The whole run takes about {whole:.1g} s, too little to try others."
+            return plain, f"The whole run takes less than {_SHORT:g} s, too little to try others."
         seconds, refusals = self._compare([plain, *self._others(found, most)], batches)
         close = [way for way in seconds if seconds[way] < 2 * min(seconds.values())]
         if len(close) > 1 and found < _LONG:  # over more steps, what a call costs once counts less
@@ -116,7 +116,7 @@ class Trial:
                     torch.cuda.synchronize(self.device)
                 now = time.perf_counter() - began
                 took = min(took, now) if number > 1 else now
-                if now > _LONG:
+                if now > _LONG and (number or self.device.type == "cpu"):  # a GPU may have compiled kernels at first
                     break
         return took / len(clients)
 

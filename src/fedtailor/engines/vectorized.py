@@ -56,7 +56,9 @@ class Vectorized:
 
     def _at_once(self, function: Callable[..., Tree], round: int, clients: list[int], trees: Sequence[Tree]) -> Tree:
         batches, sizes = self._batches[clients], self._samples.sizes[clients]
-        loop: Loop = one_after_another if self._replay is None else self._replay
+        loop: Loop = one_after_another
+        if self._replay is not None:
+            self._replay.clients, loop = len(clients), self._replay
         together = Together(int(batches.min()), int(batches.max()), loop)
 
         def one(index: Tensor, size: Tensor, own: Tensor, *parts: Tree) -> Tree:
