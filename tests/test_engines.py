@@ -200,7 +200,7 @@ def test_auto_takes_the_fastest_and_says_why(monkeypatch: pytest.MonkeyPatch, fa
 
 def test_a_short_run_is_not_worth_trying_others() -> None:
     found = run(FedAvg(), fresh(TinyNet), tiny_federation(SIZES), "auto")
-    assert found.info["engine"] == "sequential" and "whole run" in found.info["engine_why"]
+    assert found.info["engine"] == "sequential" and "too little to try others" in found.info["engine_why"]
 
 
 def test_chunk_belongs_to_vectorized() -> None:

@@ -14,9 +14,10 @@ from fedtailor.machine import torch_threads, usable_cores
 from fedtailor.samples import Samples
 
 _USUAL, _MOST = 32, 128  # clients at once on one core of a CPU, where more only fall out of its caches
-_ENOUGH = 0.02  # seconds that tell how long a step takes
+_ENOUGH = 0.01  # seconds that tell roughly how long a step takes
+_FRAGILE = 1.1  # threads that wait for each other lose most when others use the machine
 _LONG = 1.0  # seconds a client above which a CPU is not asked to try many at once: such large steps never gain
-_SHORT = 2.0  # seconds of a whole run below which nothing is worth trying
+_SHORT = 5.0  # seconds of a whole run below which nothing is worth trying
 
 
 def named(engine: str, chunk: int | None, threads: int, most: int, device: torch.device) -> Way:
@@ -68,7 +69,7 @@ class Trial:
         seconds: dict[Way, float] = {}
         refusals: list[str] = []
         for way in ways:
-            count = 2 if way.engine == "sequential" else self._cores() * (way.chunk or 4)
+            count = 2 if way.engine == "sequential" else self._cores() * (way.chunk or 8)
             try:
                 seconds[way] = self._seconds(way, self._largest(count), batches) / batches
             except Refused as refusal:
@@ -76,6 +77,8 @@ class Trial:
                 continue
             if way.chunk is not None:
                 seconds[way] *= waiting(self._batches(), way.chunk, self.device)
+            if way.threads > 1:
+                seconds[way] *= _FRAGILE
         return seconds, refusals
 
     def _largest(self, count: int) -> list[int]:
@@ -109,14 +112,13 @@ class Trial:
         engine = self.build(way, self.samples.first(batches * self.batch_size))
         took = 0.0
         with torch_threads(way.threads):
-            for number in range(3):  # first for what starts up lazily, then twice for the clock
+            for _ in range(2):  # once for what starts up lazily
                 began = time.perf_counter()
                 self.train(engine, clients)
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
-                now = time.perf_counter() - began
-                took = min(took, now) if number > 1 else now
-                if now > _LONG and (number or self.device.type == "cpu"):  # a GPU may have compiled kernels at first
+                took = time.perf_counter() - began
+                if took > _LONG and self.device.type == "cpu":  # a GPU may have compiled kernels at first
                     break
         return took / len(clients)
 
