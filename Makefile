@@ -19,7 +19,8 @@ test-slow: $(VENV)/installed-all
 	$(BIN)/pytest -m slow
 
 bench: $(VENV)/installed-all
-	$(BIN)/python benchmarks/sequential.py --rounds 9
+	$(BIN)/python benchmarks/engines.py
+	$(BIN)/python benchmarks/population.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/server.py
 

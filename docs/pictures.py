@@ -2,6 +2,7 @@
 `python docs/pictures.py fedlag selffl`."""
 
 import contextlib
+import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -188,12 +189,30 @@ def selffl(path: Path) -> None:
     save(figure, path)
 
 
+def engines(path: Path) -> None:
+    """What a client-step costs against how many clients there are, from the benchmarks' kept results."""
+    figure, axes = panels(7.2, 3.2, 1, 2)
+    results = Path(__file__).parent.parent / "benchmarks" / "results"
+    colours, marks = {"LeNet-5": BLUE, "logistic": ORANGE}, {"sequential": "o:", "pool": "s--", "vectorized": "D-"}
+    for axis, device, title in zip(axes, ("cpu", "cuda"), ("two CPU cores", "one H200"), strict=True):
+        series = json.loads((results / f"engines-{device}.json").read_text())["rows"]["h"]["microseconds"]
+        for name, found in series.items():
+            work, engine = name.split(", ")
+            counts = [int(count) for count in found]
+            axis.plot(counts, found.values(), marks[engine], color=colours[work], markersize=3, label=name)
+        axis.set(title=title, xscale="log", yscale="log", xlabel="clients of a round", ylabel="µs a client-step")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=3)
+    save(figure, path)
+
+
 def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 
 PICTURES: dict[str, tuple[Callable[[Path], None], str]] = {
     "comparison": (comparison, "comparison.svg"),
+    "engines": (engines, "engines.svg"),
     **{make.__name__: (make, f"methods/{make.__name__}.svg") for make in (fedapa, fedapm, fedlag, selffl)},
 }
 

@@ -51,7 +51,7 @@ def test_a_methods_page_names_every_field_and_nothing_else(page: str, methods: l
         assert (ROOT / "docs" / "methods" / target).is_file(), target
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/methods/selffl.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/engines.md", "docs/methods/selffl.md"])
 def test_python_blocks_of_the_pages_run(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^ *```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
     assert blocks

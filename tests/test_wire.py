@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,26 @@ def test_an_upload_of_training_inputs_is_refused(leak: str, kept: type) -> None:
     model = ft.network("logistic", fed := pictures(kept))
     with pytest.raises(ft.Refused, match="Leaky would send client 0's training inputs: 'extra'"):
         ft.simulate(Leaky(leak=LEAKS[leak]), model, fed, rounds=1, batch_size=4)
+
+
+def test_one_example_of_many_values_is_refused_in_any_round() -> None:
+    """Also of a client that comes late, after others were seen; what differs from it in a single value is none."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(3, 5, 100)), np.arange(5) % 2
+    fed = ft.Federation.from_arrays([(own, y, own, y) for own in x])
+
+    def late(change: float) -> Leak:
+        def leak(local: ft.LocalView, batches: list[Batch]) -> Tensor:
+            unlike = torch.zeros(100, dtype=torch.float64).index_fill(0, torch.tensor([99]), 1.0)
+            change_it = change if local.round == 3 and int(local.index) == 1 else 1.0
+            return batches[0].x[2] + change_it * unlike
+
+        return leak
+
+    settings: dict[str, Any] = {"schedule": [[0, 2], [2], [0, 1, 2]], "dtype": torch.float64, "engine": "sequential"}
+    ft.simulate(Leaky(leak=late(0.5)), ft.network("logistic", fed), fed, **settings)
+    with pytest.raises(ft.Refused, match="client 1's training inputs"):
+        ft.simulate(Leaky(leak=late(0.0)), ft.network("logistic", fed), fed, **settings)
 
 
 def test_raw_bytes_are_refused_too() -> None:

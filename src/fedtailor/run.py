@@ -1,8 +1,9 @@
 """A run: what happened, round by round, and the models it left."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class Run:
         """Every evaluated client's score (accuracy, say) at a moment, in the round that `choice` picks."""
         self._check(moment, choice)
         picked = self._pick_round(moment, choice)
-        return {} if picked is None else self._trajectory(moment, score or self.info["score"])[picked]
+        return {} if picked is None else self._known_in(picked, moment, score or self.info["score"])
 
     def summary(self, alone: "Run | None" = None) -> dict[str, Any]:
         """Moment -> choice of round -> `numbers`.
@@ -85,13 +86,13 @@ class Run:
         picked = self._pick_round(moment, choice)
         if picked is None:
             return None
-        values, better = self._trajectory(moment, self.info["score"])[picked], self.info["higher_is_better"]
+        values, better = self._known_in(picked, moment, self.info["score"]), self.info["higher_is_better"]
         numbers = {
             "round": self.records[picked]["round"],
             **self._means(values),
             "worst_tenth": worst_tenth(values, better),
             "largest_tenth": largest_tenth(values, self._sizes("train")),
-            "metrics": {name: self._means(self._trajectory(moment, name)[picked]) for name in self._other_metrics()},
+            "metrics": {name: self._means(self._known_in(picked, moment, name)) for name in self._other_metrics()},
         }
         if alone is None:
             return numbers
@@ -135,36 +136,46 @@ class Run:
     def _pick_round(self, moment: str, choice: str) -> int | None:
         """Position of the round. The best is sought among rounds that know all clients, for over other clients a
         score is another quantity; the last always counts."""
-        known = self._trajectory(moment, self.info["score"])
-        evaluated = [i for i, record in enumerate(self.records) if known[i] and self._is_evaluated(record, moment)]
-        if choice == "last" or not evaluated:
-            return evaluated[-1] if evaluated else None
-        everyone = {client for i in evaluated for client in known[i]}
+        score = self.info["score"]
+        counts: dict[int, int] = {}  # evaluated round -> clients known
+        everyone: set[int] = set()
+        for i, (record, known) in enumerate(zip(self.records, self._trajectory(moment, score), strict=True)):
+            if known and self._is_evaluated(record, moment):
+                counts[i] = len(known)
+                everyone.update(record["per_client"].get(f"{score}_{moment}", {}))
+                everyone.update(record.get("last_trained", {}).get(score, {}) if moment == "trained" else {})
+        if choice == "last" or not counts:
+            return max(counts, default=None)
         validated = choice == "best_validation"
-        judged = self._trajectory(moment, "validation") if validated else known
         sizes, sign = self._sizes("validation" if validated else "test"), 1 if self.info["higher_is_better"] else -1
         totals: dict[int, float] = {}
-        for i in evaluated:
-            total = weighted_mean(judged[i], sizes)
-            if (len(known[i]) == len(everyone) or i == evaluated[-1]) and total is not None and math.isfinite(total):
-                totals[i] = sign * total
+        for i, judged in enumerate(self._trajectory(moment, "validation" if validated else score)):
+            if counts.get(i) == len(everyone) or i == max(counts):
+                total = weighted_mean(judged, sizes)
+                if total is not None and math.isfinite(total):
+                    totals[i] = sign * total
         return max(totals, key=lambda i: totals[i]) if totals else None
 
     def _is_evaluated(self, record: Record, moment: str) -> bool:
         return f"loss_{moment}" in record["per_client"] or (moment == "trained" and "last_trained" in record)
 
-    def _trajectory(self, moment: str, score: str) -> list[Values]:
-        """What is known after every round. received: of that round alone. trained: of every client as it last trained,
-        for absent clients are as they last were; who was evaluated and has no defined score now, has none."""
-        known: list[Values] = []
+    def _trajectory(self, moment: str, score: str) -> Iterator[Values]:
+        """What is known after every round, to be looked at before the next. received: of that round alone. trained: of
+        every client as it last trained, for absent clients are as they last were; who was evaluated and has no defined
+        score now, has none."""
         latest: Values = {}
         for record in self.records:
             here = record["per_client"].get(f"{score}_{moment}", {})
-            latest = dict(here) if moment == "received" else latest | here
+            if moment == "received":
+                yield here
+                continue
+            latest.update(here)
             for client in record["per_client"].get(f"loss_{moment}", {}).keys() - here.keys():
                 latest.pop(client, None)
-            known.append(dict(record.get("last_trained", {}).get(score, latest)) if moment == "trained" else latest)
-        return known
+            yield record.get("last_trained", {}).get(score, latest)
+
+    def _known_in(self, picked: int, moment: str, score: str) -> Values:
+        return dict(next(islice(self._trajectory(moment, score), picked, None)))
 
     def _sizes(self, kind: str) -> list[int]:
         return [client[kind] for client in self.info["clients"]]

@@ -48,7 +48,8 @@ def run_table(run: Run) -> Table:
     up, down = (run.total(name) / 1e6 for name in ("bytes_up", "bytes_down"))
     lost = run.records[-1].get("diverged", [])
     table.caption = f"{len(lost)} clients diverged: try a smaller lr. " if lost else ""
-    table.caption += f"{run.total('seconds'):.1f} s of training; {up:.1f} MB up and {down:.1f} MB down in all. "
+    table.caption += f"{run.total('seconds'):.1f} s of training, engine {run.info['engine']}; "
+    table.caption += f"{up:.1f} MB up and {down:.1f} MB down in all. "
     table.caption += f"Best on test is what most papers print, and optimistic.{_about(others, [run])}"
     return table
 

@@ -85,6 +85,7 @@ def cut(batches: tuple[int, ...], most: int, fixed: int = 0) -> list[list[int]]:
     >>> cut((1, 50, 1, 50), most=10)
     [[1, 3], [0, 2]]
     """
+    most = -(-len(batches) // -(-len(batches) // most))  # no fewer chunks for it, but alike
     order = np.argsort(-np.array(batches), kind="stable")
     steps = np.array(batches)[order]
     cost, begins = np.zeros(len(order) + 1), np.zeros(len(order) + 1, dtype=int)
