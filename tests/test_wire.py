@@ -75,7 +75,8 @@ def test_one_example_of_many_values_is_refused_in_any_round() -> None:
         def leak(local: ft.LocalView, batches: list[Batch]) -> Tensor:
             unlike = torch.zeros(100, dtype=torch.float64).index_fill(0, torch.tensor([99]), 1.0)
             change_it = change if local.round == 3 and int(local.index) == 1 else 1.0
-            return batches[0].x[2] + change_it * unlike
+            example: Tensor = batches[0].x[2]
+            return example + change_it * unlike
 
         return leak
 
@@ -93,7 +94,7 @@ def test_raw_bytes_are_refused_too() -> None:
 
 
 def test_a_part_of_several_inputs_is_refused() -> None:
-    x = {"a": np.random.default_rng(0).normal(size=(6, 10)), "b": np.ones((6, 2))}
+    x = {"a": np.random.default_rng(0).normal(size=(6, 10)), "b": np.ones((6, 2)), "c": np.arange(6.0)}
     fed = ft.Federation.from_arrays([(x, np.zeros(6, int), x, np.zeros(6, int))], classes=2)
 
     class First(nn.Module):

@@ -43,10 +43,12 @@ class Evaluator:
         if not there:
             return found
         clients, personal = [clients[position] for position in there], take(personal, torch.tensor(there))
-        for client, answers in zip(clients, self._outputs(clients, personal, samples), strict=True):
-            targets = self.common.y[samples[client]].cpu()
-            outputs = answers[: len(targets)]
-            loss = float(model.loss(outputs, targets).double().mean())
+        answers = self._outputs(clients, personal, samples)
+        copies = answers.cpu()  # in one piece: metrics ask for many single numbers
+        for position, client in enumerate(clients):
+            targets = self.common.y[samples[client]]
+            loss = float(model.loss(answers[position, : len(targets)], targets).double().mean())
+            outputs, targets = copies[position, : len(targets)], targets.cpu()
             for name, values in found.items():
                 value = loss if name == "loss" else float(model.metrics[name].function(outputs, targets))
                 if not (isnan(value) and isfinite(loss)):
@@ -54,8 +56,8 @@ class Evaluator:
         return found
 
     def _outputs(self, clients: Sequence[int], personal: Tree, samples: Samples) -> Tensor:
-        """What the models answer to their clients' samples, [clients, most samples of any, ...]."""
-        width = int(samples.sizes.max())
+        """What the models answer to their clients' samples, [clients, most samples, ...]."""
+        width = int(samples.sizes[clients].max())
 
         def answer(local: LocalView, own: Tree) -> Tree:
             return {"outputs": local.outputs(lambda x: self.method.logits(local.model, own, x), width)}
@@ -63,7 +65,7 @@ class Evaluator:
         if samples not in self._engines:
             self._engines[samples] = self.way.build(self.common, samples)
         outputs: Tensor = self._engines[samples].apply(answer, 0, clients, personal)["outputs"]
-        return outputs.cpu()  # in one piece: metrics ask for many single numbers
+        return outputs
 
 
 def weighted_mean(values: Mapping[int, float], weights: Sequence[int] | NDArray[np.int64]) -> float | None:

@@ -42,8 +42,8 @@ class LocalView:
         self.num_clients, self.total_size = common.num_clients, common.total_size
         self.index, self._count = index, size
         self.size = size.to(common.dtype)  # a tensor, for it is mapped over; in the dtype of what it weighs
-        # padding changes batch statistics, so where these exist every engine pads alike
-        self._padded = together is not None or bool(common.model.statistics)
+        # padding changes batch statistics, and dropout where samples are not the first axis: there, every engine pads
+        self._padded = together is not None or bool(common.model.statistics) or common.model.has_dropout
         alone = -(-len(samples) // common.batch_size)
         self._most_batches = alone if together is None else together.most
         self._alike = together is None or together.fewest == together.most  # nobody waits in a pass

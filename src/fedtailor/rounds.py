@@ -96,6 +96,8 @@ class Rounds:
         server = method.init_server(setup)
         effort = effort_of(serving, params, common)
         most, threads = most_at_once(effort, device), useful_threads(effort)
+        if settings.engine == "auto" and settings.chunk is not None:
+            raise Refused("chunk is how many clients the engine 'vectorized' takes at once; name that engine too.")
         way = named(
             "sequential" if settings.engine == "auto" else settings.engine, settings.chunk, threads, most, device
         )
@@ -123,8 +125,9 @@ class Rounds:
         return loop
 
     def _choose_engine(self, plan: Sequence[Sequence[int]], most: int) -> None:
-        """The fastest for the clients of round 1."""
-        clients = plan[0][:1] if self.method.one_by_one else plan[0]
+        """The fastest for the clients of the largest round."""
+        most_clients = max(plan, key=len)
+        clients = most_clients[:1] if self.method.one_by_one else most_clients
         trial = Trial(
             build=lambda way, samples: way.build(self.common, samples),
             train=lambda engine, some: self._trained_by(engine, 1, some),

@@ -29,7 +29,7 @@ class ClientStore:
     """
 
     def __init__(self, start: Tree, in_memory: int = _IN_MEMORY) -> None:
-        self._start = map_leaves(lambda leaf: leaf.detach().cpu(), start)
+        self._start = map_leaves(lambda leaf: leaf.detach().cpu().clone(), start)
         self._leaves = flatten(self._start)  # a record's parts, in this order
         self._record = self._to_bytes({name: leaf[None] for name, leaf in self._leaves.items()}, 1)
         self._last: dict[int, int] = {}  # clients put last -> position in

@@ -83,7 +83,7 @@ class LeakGuard:
         rows = values.reshape(-1, *kept.shape[1:])
         if not values.is_floating_point() and values.dtype == kept.dtype:
             rows = self._seen(name, rows)
-        rows = rows.flatten(1)
+        rows = _flat(rows)
         # marks lie in (-1, 1): every client has a shelf of its own, so that one sorted search serves all
         owned, each = [samples[client] for client in clients], len(rows) // len(clients)
         known = (self._marks_of(name, torch.cat(owned)) + _shelves([len(own) for own in owned], rows)).sort().values
@@ -91,7 +91,7 @@ class LeakGuard:
         nearest = known[torch.searchsorted(known, marks - 1e-9).clamp(max=len(known) - 1)]
         suspects = ((nearest - marks).abs() < 2e-9).nonzero()[:, 0]
         for position in sorted(set((suspects // max(each, 1)).tolist())):
-            examples = self._seen(name, kept[owned[position]]).flatten(1)
+            examples = _flat(self._seen(name, kept[owned[position]]))
             own = _telling(rows[suspects[suspects // each == position]])
             same = [row for row in own if bool((examples == row).all(1).any())]
             if len(same) * rows.shape[1] >= _FEWEST_VALUES:
@@ -104,13 +104,13 @@ class LeakGuard:
             self._marks[name] = part.new_full((len(part),), nan, dtype=torch.float64)
         marks = self._marks[name]
         for new in torch.split(samples[marks[samples].isnan()], max(1, _AT_ONCE // part[0].numel())):
-            marks[new] = _project(self._seen(name, part[new]).flatten(1)[:, self._columns_of(name)])
+            marks[new] = _project(_flat(self._seen(name, part[new]))[:, self._columns_of(name)])
         return marks[samples]
 
     def _columns_of(self, name: str) -> Tensor:
         """The few values by which examples differ most: what is equal there is compared as a whole."""
         if name not in self._columns:
-            some = self._seen(name, self._parts[name][:_SOME]).flatten(1).double()
+            some = _flat(self._seen(name, self._parts[name][:_SOME])).double()
             width = some.shape[1]
             self._columns[name] = some.var(0, correction=0).topk(min(_FEW, width)).indices.sort().values
         return self._columns[name]
@@ -118,6 +118,10 @@ class LeakGuard:
     def _seen(self, name: str, part: Tensor) -> Tensor:
         """Examples as a method sees them."""
         return self._prepare({name: part})[name] if name else self._prepare(part)  # type: ignore[no-any-return]
+
+
+def _flat(rows: Tensor) -> Tensor:
+    return rows.flatten(1) if rows.ndim > 1 else rows[:, None]
 
 
 def _shelves(counts: Sequence[int], like: Tensor) -> Tensor:

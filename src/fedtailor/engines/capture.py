@@ -12,7 +12,7 @@ _FEW = 4  # steps for which capturing does not pay
 
 
 class Replay:
-    """A loop for clients that are mapped together on a GPU (see `local.Loop`).
+    """A loop for clients that are mapped together on a GPU (see `together.Loop`).
 
     State and number lie in tensors that stay where they are, and a step writes over them: so one captured step is
     every step. Who calls it gives the state away.
@@ -20,7 +20,6 @@ class Replay:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._warm: set[tuple[object, ...]] = set()
         self._works = True
@@ -36,7 +35,9 @@ class Replay:
         number = torch.tensor(first, device=self._device)
 
         def step() -> None:
-            map_leaves(lambda kept, new: kept.copy_(new), state, advance(state, number))
+            old = {id(leaf) for leaf in flatten(state).values()}
+            new = map_leaves(lambda leaf: leaf.clone() if id(leaf) in old else leaf, advance(state, number))
+            map_leaves(lambda kept, leaf: kept.copy_(leaf), state, new)
             number.add_(1)
 
         graph = self._capture(step)
@@ -48,19 +49,20 @@ class Replay:
 
     def _capture(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """The graph of a step; None where the step cannot be captured, as when it asks for a number of a tensor."""
-        graph, failure = torch.cuda.CUDAGraph(), None
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        graph, failure, usual = torch.cuda.CUDAGraph(), None, torch.cuda.current_stream(self._device)
+        stream: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(usual)
+        with torch.cuda.stream(stream):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 step()
-            except RuntimeError as error:
+            except BaseException as error:
                 failure = error
             with nullcontext() if failure is None else suppress(RuntimeError):
                 graph.capture_end()
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        usual.wait_stream(stream)
         self._graphs.append(graph)
-        if isinstance(failure, torch.OutOfMemoryError):
+        if isinstance(failure, torch.OutOfMemoryError) or not isinstance(failure, RuntimeError | None):
             raise failure
         self._works = failure is None
         return graph if self._works else None

@@ -10,7 +10,7 @@ import torch
 from fedtailor.engines import ENGINES, Engine, Way
 from fedtailor.engines.vectorized import waiting
 from fedtailor.errors import Refused, unknown
-from fedtailor.machine import torch_threads, usable_cores
+from fedtailor.machine import repeatable, usable_cores
 from fedtailor.samples import Samples
 
 _USUAL, _MOST = 32, 128  # clients at once on one core of a CPU, where more only fall out of its caches
@@ -34,12 +34,12 @@ def named(engine: str, chunk: int | None, threads: int, most: int, device: torch
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Times ways of running on the clients of round 1, whose data are cut short for it."""
+    """Times ways of running on the clients of a round, whose data are cut short for it."""
 
     build: Callable[[Way, Samples], Engine]
     train: Callable[[Engine, Sequence[int]], object]  # these clients, for the clock only
     samples: Samples
-    clients: Sequence[int]  # of round 1
+    clients: Sequence[int]  # of the largest round
     batch_size: int
     rounds: int
     device: torch.device
@@ -62,7 +62,7 @@ class Trial:
             seconds |= self._compare(close, min(4 * batches, math.ceil(self._mean_batches())))[0]
         told = ", ".join(f"{way} {1000 * seconds[way]:.3g}" for way in sorted(close, key=lambda way: seconds[way]))
         best = min(close, key=lambda way: seconds[way])
-        return best, " ".join([f"Milliseconds a client and batch: {told}.", *refusals])
+        return best, " ".join([f"Milliseconds a client and batch: {told}.", *dict.fromkeys(refusals)])
 
     def _compare(self, ways: Sequence[Way], batches: int) -> tuple[dict[Way, float], list[str]]:
         """Seconds a client and batch, waiting included, of ways that work, and the words of those that do not."""
@@ -72,7 +72,7 @@ class Trial:
             count = 2 if way.engine == "sequential" else self._cores() * (way.chunk or 8)
             try:
                 seconds[way] = self._seconds(way, self._largest(count), batches) / batches
-            except Refused as refusal:
+            except (Refused, OSError, torch.OutOfMemoryError) as refusal:
                 refusals.append(str(refusal))
                 continue
             if way.chunk is not None:
@@ -111,7 +111,7 @@ class Trial:
         """Seconds a client."""
         engine = self.build(way, self.samples.first(batches * self.batch_size))
         took = 0.0
-        with torch_threads(way.threads):
+        with repeatable(way.threads):
             for _ in range(2):  # once for what starts up lazily
                 began = time.perf_counter()
                 self.train(engine, clients)

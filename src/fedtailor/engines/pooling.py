@@ -26,22 +26,32 @@ def relu_pool(x: Tensor) -> Tensor:
     return out
 
 
-class ReluPool(nn.Module):
-    """An nn.ReLU and the nn.MaxPool2d(2) that follows it."""
+class Fused(nn.Sequential):
+    """An nn.Sequential that does every nn.ReLU together with the nn.MaxPool2d(2) that follows it; its layers, by
+    themselves, are what they were."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return relu_pool(x)
+    def forward(self, input: Tensor) -> Tensor:
+        layers = [*self, None]
+        skip = False
+        for layer, after in pairwise(layers):
+            if skip or layer is None:
+                skip = False
+            elif skip := after is not None and _fit(layer, after):
+                input = relu_pool(input)
+            else:
+                input = layer(input)
+        return input
 
 
 def fuse(module: nn.Module) -> None:
-    """Make every nn.ReLU that nn.MaxPool2d(2) follows one layer with it, in place; names of parameters stay."""
-    for part in list(module.modules()):
-        if type(part) is not nn.Sequential:  # elsewhere, what follows what is written in code
-            continue
-        for (name, layer), (after, pool) in pairwise(list(part._modules.items())):
-            assert layer is not None and pool is not None
-            if type(layer) is nn.ReLU and _halves(pool) and not (_hooked(layer) or _hooked(pool)):
-                part._modules[name], part._modules[after] = nn.Identity(), ReluPool()
+    """Let every nn.Sequential do ReLU and pooling in one, in place; elsewhere, what follows what is written in code."""
+    for part in module.modules():
+        if type(part) is nn.Sequential and any(_fit(layer, after) for layer, after in pairwise(part)):
+            part.__class__ = Fused
+
+
+def _fit(layer: nn.Module, after: nn.Module) -> bool:
+    return type(layer) is nn.ReLU and _halves(after) and not (_hooked(layer) or _hooked(after))
 
 
 def _halves(layer: nn.Module) -> bool:

@@ -20,10 +20,6 @@ class Sequential:
     common: Common
     samples: Samples  # positions of every client's training samples, on the device
 
-    @property
-    def name(self) -> str:
-        return "sequential"
-
     @torch.no_grad()
     def apply(self, function: Callable[..., Tree], round: int, clients: Sequence[int], *trees: Tree) -> Tree:
         """function(local, *trees) for one client after another."""
@@ -37,9 +33,9 @@ class Sequential:
         self, function: Callable[..., Tree], round: int, clients: Sequence[int], trees: Sequence[Tree], position: int
     ) -> Tree:
         """function(local, *trees) for the client at one position of the stacked trees, which it must leave alone."""
-        before, client = _versions(trees), clients[position]
+        before, client = versions(trees), clients[position]
         result = function(self._view(client, round), *(take(tree, position) for tree in trees))
-        _check_untouched(before, _versions(trees), client)
+        check_untouched(before, versions(trees), client)
         return result
 
     def _view(self, client: int, round: int) -> LocalView:
@@ -48,12 +44,12 @@ class Sequential:
         return LocalView(self.common, round, index, size, samples)
 
 
-def _versions(trees: Sequence[Tree]) -> list[tuple[str, int]]:
+def versions(trees: Sequence[Tree]) -> list[tuple[str, int]]:
     """How often every tensor was changed in place."""
     return [(path, leaf._version) for tree in trees for path, leaf in flatten(tree).items()]
 
 
-def _check_untouched(before: list[tuple[str, int]], after: list[tuple[str, int]], client: int) -> None:
+def check_untouched(before: list[tuple[str, int]], after: list[tuple[str, int]], client: int) -> None:
     changed = [path for (path, old), (_, new) in zip(before, after, strict=True) if old != new]
     if changed:
         what = f"Client {client}'s work changed '{changed[0]}' in place"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtailor.batch import Common
 from fedtailor.engines.capture import Replay
+from fedtailor.engines.sequential import check_untouched, versions
 from fedtailor.errors import Refused
 from fedtailor.local import LocalView
 from fedtailor.samples import Samples
@@ -65,8 +66,9 @@ class Vectorized:
             return function(LocalView(self._common, round, index, size, own, together=together), *parts)
 
         index, size = (torch.tensor(numbers, device=self._samples.device) for numbers in (clients, sizes))
+        before = versions(trees)
         try:
-            return torch.func.vmap(one)(index, size, self._samples.padded(clients), *trees)
+            found: Tree = torch.func.vmap(one)(index, size, self._samples.padded(clients), *trees)
         except (Refused, torch.OutOfMemoryError):
             raise
         except Exception as error:  # whatever vmap, a method or a model raises is the reason to tell
@@ -75,6 +77,8 @@ class Vectorized:
                 f"This model or method does not run for many clients at once ({reason}); take engine 'auto', 'pool' or "
                 "'sequential'."
             ) from error
+        check_untouched(before, versions(trees), clients[0])
+        return found
 
 
 @lru_cache
