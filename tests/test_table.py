@@ -16,7 +16,7 @@ def made(method: str, seed: int, scores: dict[int, float], auc: dict[int, float]
     record: dict[str, Any] = {"round": 1, "per_client": values}
     record |= {"bytes_up": 2_000_000, "bytes_down": 4_000_000, "seconds": 1.5}
     clients = [{"name": str(client), "train": 1, "test": 1, "validation": 0} for client in scores]
-    found = {"score": "accuracy", "higher_is_better": True, "clients": clients} | info
+    found = {"score": "accuracy", "higher_is_better": True, "clients": clients, "engine": "pool"} | info
     experiment = {"seed": seed, "method": {"name": method}, "data": {"name": "made up"}}
     return ft.Run(experiment, found, [record], {}, lambda client: {}, lambda client, moment: {})
 
