@@ -34,11 +34,11 @@ class Way:
     def build(self, common: Common, samples: Samples) -> Engine:
         """The engine over clients whose training samples these are."""
         if self.engine == "vectorized":
-            model, chunk = common.model, self.chunk or _CHUNK
+            model, chunk = common.model, self.chunk or USUAL_CHUNK
             common = replace(common, model=replace(model, module=adapt(model.module), body=adapt(model.body)))
             return Vectorized(common, samples, chunk) if cannot_fork() else Pool(common, samples, chunk=chunk)
         return Pool(common, samples) if self.engine == "pool" else Sequential(common, samples)
 
 
 ENGINES = ("sequential", "pool", "vectorized")
-_CHUNK = 32
+USUAL_CHUNK = 32  # clients at once on one core of a CPU

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from fedtailor.engines import ENGINES, Engine, Way
+from fedtailor.engines import ENGINES, USUAL_CHUNK, Engine, Way
 from fedtailor.engines.vectorized import waiting
 from fedtailor.errors import Refused, unknown
 from fedtailor.machine import repeatable, usable_cores
 from fedtailor.samples import Samples
 
-_USUAL, _MOST = 32, 128  # clients at once on one core of a CPU, where more only fall out of its caches
+_MOST = 128  # clients at once on one core of a CPU, where more only fall out of its caches
 _ENOUGH = 0.01  # seconds that tell roughly how long a step takes
 _FRAGILE = 1.1  # threads that wait for each other lose most when others use the machine
 _LONG = 1.0  # seconds a client above which a CPU is not asked to try many at once: such large steps never gain
@@ -27,7 +27,7 @@ def named(engine: str, chunk: int | None, threads: int, most: int, device: torch
     if chunk is not None and engine != "vectorized":
         raise Refused(f"chunk is how many clients the engine 'vectorized' takes at once; '{engine}' has no use for it.")
     if engine == "vectorized":
-        usual = most if device.type == "cuda" else min(most, _USUAL)
+        usual = most if device.type == "cuda" else min(most, USUAL_CHUNK)
         return Way(engine, 1, usual if chunk is None else min(chunk, most))
     return Way(engine, threads if engine == "sequential" else 1)
 

@@ -27,7 +27,7 @@ _CAPTURE = 400  # what capturing costs, in client-steps
 class Vectorized:
     """The vectorized engine; at most `chunk` clients run at once."""
 
-    def __init__(self, common: Common, samples: Samples, chunk: int = 32) -> None:
+    def __init__(self, common: Common, samples: Samples, chunk: int) -> None:
         self._common, self._samples, self._chunk = common, samples, chunk
         self._batches = -(-samples.sizes // common.batch_size)
         self._replay = Replay(samples.device) if samples.device.type == "cuda" else None
