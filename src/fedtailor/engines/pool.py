@@ -64,7 +64,7 @@ class Pool:
             return engine.apply(function, round, [clients[position] for position in chunk], *own)
 
         waiting = self._chunks(clients)
-        name = getattr(function, "__qualname__", repr(function))
+        name = getattr(function, "__qualname__", type(function).__qualname__)
         with torch_threads(1):
             if name in self.examples and not self._alone(waiting):
                 try:
