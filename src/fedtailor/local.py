@@ -107,20 +107,19 @@ class LocalView:
         max_steps = steps if isinstance(steps, int) else max_steps
         if (epochs is None) == (steps is None) or (steps is None) != (max_steps is None):
             raise Refused("Training takes either epochs, or steps, and with steps as a tensor max_steps.")
-        walk = self._walk if self._together is None else self._walk_together
         if epochs is None:
             assert steps is not None and max_steps is not None
-            return walk(step, start, steps, max_steps)
+            return self._walk(step, start, steps, max_steps)
         if stop is None:
             most = epochs * self._most_batches
-            return walk(step, start, most if self._alike else epochs * self._batches(), most, passes=epochs)
+            return self._walk(step, start, most if self._alike else epochs * self._batches(), most, passes=epochs)
         state, going = start, torch.ones_like(self._count, dtype=torch.bool)
         for number in range(epochs):
             going = going & ~stop(state)
             if self._together is None and not going:
                 break
             batches = torch.where(going, self._batches(), 0)
-            state = walk(step, state, batches, self._most_batches, passes=1, first_pass=number)
+            state = self._walk(step, state, batches, self._most_batches, passes=1, first_pass=number)
         return state
 
     def slope(self, objective: Callable[[Tree, Batch], Tensor], params: Tree, batch: Batch) -> Tree:
@@ -195,25 +194,9 @@ class LocalView:
         passes: int | None = None,
         first_pass: int = 0,
     ) -> Tree:
-        """Through so many batches, pass after pass, alone."""
-        for number in range(min(int(steps), max_steps)):
-            passed, position = divmod(number, self._most_batches)
-            if position == 0:
-                order = self._order(first_pass + passed)
-            state = step(state, self._batch(order, position, first_pass + passed))
-        return state
-
-    def _walk_together(
-        self,
-        step: Callable[[Tree, Batch], Tree],
-        state: Tree,
-        steps: int | Tensor,
-        max_steps: int,
-        passes: int | None = None,
-        first_pass: int = 0,
-    ) -> Tree:
-        """The same for clients that are mapped together: who is done waits, masked."""
-        assert self._together is not None
+        """Through so many batches, pass after pass; of clients that are mapped together, who is done waits, masked."""
+        if self._together is None:
+            return self._walk_alone(step, state, min(int(steps), max_steps), first_pass)
         if isinstance(steps, Tensor) and passes is None:
             max_steps = min(max_steps, most_of(steps))
         passes = -(-max_steps // self._together.fewest) if passes is None else passes
@@ -224,6 +207,14 @@ class LocalView:
             return select(number < steps, new, state) if isinstance(steps, Tensor) else new
 
         return self._together.loop(advance, self._owned(state), 0, max_steps)
+
+    def _walk_alone(self, step: Callable[[Tree, Batch], Tree], state: Tree, steps: int, first_pass: int) -> Tree:
+        for number in range(steps):
+            passed, position = divmod(number, self._most_batches)
+            if position == 0:
+                order = self._order(first_pass + passed)
+            state = step(state, self._batch(order, position, first_pass + passed))
+        return state
 
     def _owned(self, tree: Tree) -> Tree:
         """A copy in which every tensor is mapped: the loop may write over it."""

@@ -77,14 +77,9 @@ def weight_gradient(g: Tensor, x: Tensor, of: Geometry) -> Tensor:
 
 
 def _backward(g: Tensor, x: Tensor, weight: Tensor, of: Geometry, mask: tuple[bool, bool]) -> tuple[Tensor, ...]:
-    backward, before = torch.ops.aten.convolution_backward, torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True  # else cuDNN may add in an order that changes from run to run
-    try:
-        out: tuple[Tensor, ...] = backward(
-            g, x, weight, None, of.stride, of.padding, of.dilation, False, (0, 0), of.groups, (*mask, False)
-        )
-    finally:
-        torch.backends.cudnn.deterministic = before
+    out: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        g, x, weight, None, of.stride, of.padding, of.dilation, False, (0, 0), of.groups, (*mask, False)
+    )
     return out
 
 

@@ -25,18 +25,11 @@ class Sequential:
         """function(local, *trees) for one client after another."""
         results: list[Tree] = []
         for position, client in enumerate(clients):
-            results.append(self.one(function, round, clients, trees, position))
+            before = versions(trees)
+            results.append(function(self._view(client, round), *(take(tree, position) for tree in trees)))
+            check_untouched(before, versions(trees), client)
             check_alike(results[0], results[-1], clients[0], client)
         return stack(results)
-
-    def one(
-        self, function: Callable[..., Tree], round: int, clients: Sequence[int], trees: Sequence[Tree], position: int
-    ) -> Tree:
-        """function(local, *trees) for the client at one position of the stacked trees, which it must leave alone."""
-        before, client = versions(trees), clients[position]
-        result = function(self._view(client, round), *(take(tree, position) for tree in trees))
-        check_untouched(before, versions(trees), client)
-        return result
 
     def _view(self, client: int, round: int) -> LocalView:
         samples = self.samples[client]
