@@ -1,6 +1,7 @@
 """What a client can do with its data: batches, descent, exact sums, random numbers; plainly and mapped alike."""
 
 import pickle
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -280,3 +281,66 @@ def test_a_scalar_gaussian_mean_is_an_ordinary_case() -> None:
     assert round(float(common.server["params"]["theta"]), 4) == 5  # (1 + 3 + 5 + 7 + 9) / 5
     with pytest.raises(ft.Refused, match="needs a model that has both"):
         ft.simulate(ft.methods.FedPer(), model, fed, rounds=1)
+
+
+def test_a_division_shows_every_sample_once(net: nn.Module) -> None:
+    """Of 9, 4, 7 and 1 samples a third are 3, 1, 2 and 1; the rest is in the other part, and one alone is in both."""
+    _, engine = world(net)
+    for client, (part, rest) in enumerate([(3, 6), (1, 3), (2, 5), (1, 1)]):
+        local = engine._view(client, 1)
+        one, other = local.divide(1 / 3, salt=0)
+        values = [sorted(chain(*seen(v, epochs=1))) for v in (one, other, local)]
+        assert [len(v) for v in values[:2]] == [part, rest] == [int(one.size), int(other.size)]
+        assert sorted(values[0] + values[1])[: len(values[2])] == values[2] or client == 3
+
+
+def test_a_division_stays_unless_every_round_has_another(net: nn.Module) -> None:
+    def first(round: int, **how: Any) -> list[float]:
+        part, _ = view(net, 0, round).divide(0.5, **how)
+        return sorted(chain(*seen(part, epochs=1)))
+
+    assert first(1, salt=1) == first(2, salt=1)
+    assert first(1, salt=1) != first(1, salt=2)
+    assert first(1, salt=1, every_round=True) != first(2, salt=1, every_round=True)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_both_parts_of_a_division_train_the_same_mapped(net: nn.Module, share: float) -> None:
+    def work(local: ft.LocalView, params: Tree) -> Tree:
+        part, rest = local.divide(share, salt=3)
+        trained = rest.sgd(rest.loss, params, lr=0.1, epochs=2)
+        return {"trained": trained, "value": part.value(part.loss, trained), "few": part.sgd(
+            part.loss, params, lr=0.1, steps=5)}  # fmt: skip
+
+    one_by_one, mapped = both(net, work, ft.trees.repeat(params_of(net), len(SIZES)))
+    assert same(one_by_one, mapped, tolerance=1e-12)
+
+
+def test_a_batch_draws_its_own_numbers(net: nn.Module) -> None:
+    """Others for every batch, pass and client; the same mapped."""
+
+    def draw(local: ft.LocalView) -> Tree:
+        def step(state: Tree, batch: Batch) -> Tree:
+            drawn = batch.uniform((2,), salt=1)
+            return {"sum": state["sum"] + drawn, "product": state["product"] * drawn}
+
+        start = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+        return local.fold(step, {"sum": start[0], "product": start[1]}, epochs=2)
+
+    one_by_one, mapped = both(net, draw)
+    assert same(one_by_one, mapped, tolerance=1e-15)
+    drawn: list[float] = []
+
+    def keep(state: Tree, batch: Batch) -> Tree:
+        drawn.extend(batch.uniform((3,)).tolist())
+        return state
+
+    for client in (0, 1):
+        view(net, client).fold(keep, {}, epochs=2)
+    assert len(set(drawn)) == len(drawn) == 3 * 2 * (5 + 2)
+
+
+def test_common_numbers_are_everyones_in_every_round(net: nn.Module) -> None:
+    draws = [view(net, client, round).shared_uniform((4,), 7) for client in (0, 2) for round in (1, 3)]
+    assert all(torch.equal(draws[0], other) for other in draws[1:])
+    assert not torch.equal(draws[0], view(net).shared_uniform((4,), 8))

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtailor import hashing
 from fedtailor.model import Inputs, Model
+
+_NOISE = 3  # salt: apart from what dropout draws from the same key
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,6 +19,7 @@ class Batch:
     x: Inputs
     y: Tensor
     weight: Tensor  # [examples], 0 or 1
+    key: Callable[[], Tensor] = lambda: torch.tensor(0)  # of its random numbers; only worked out where some are drawn
 
     def mean(self, per_example: Tensor) -> Tensor:
         """The only average over examples: padding does not count.
@@ -25,12 +29,21 @@ class Batch:
         """
         return (per_example * self.weight).sum() / self.weight.sum().clamp(min=1)
 
+    def uniform(self, shape: tuple[int, ...], salt: int = 0) -> Tensor:
+        """Random numbers in (0, 1) of this batch, the same whenever asked with the same salt.
+
+        >>> Batch(None, torch.zeros(2), torch.ones(2)).uniform((2, 3)).shape
+        torch.Size([2, 3])
+        """
+        of = hashing.key(self.key(), _NOISE, salt)
+        return hashing.uniform(of, shape, self.weight.dtype, self.weight.device)
+
     def halves(self) -> tuple["Batch", "Batch"]:
         """Two independent batches: every second example, so that padding stays at the end of both."""
         return self._rows(slice(0, None, 2)), self._rows(slice(1, None, 2))
 
     def _rows(self, rows: slice) -> "Batch":
-        return Batch(pick(self.x, rows), self.y[rows], self.weight[rows])
+        return Batch(pick(self.x, rows), self.y[rows], self.weight[rows], self.key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +60,7 @@ class Common:
     total_size: int
     seed: int
     dtype: torch.dtype
+    participation: float = 1.0  # the mean share of clients in a round
 
 
 def pick(x: Inputs, rows: Tensor | slice) -> Inputs:

@@ -20,7 +20,7 @@ from fedtailor.together import Number, Together, entry, most_of, one_after_anoth
 from fedtailor.trees import Params, Tree, add, leaves, map_leaves, scale, select, zeros_like
 
 _ROWS = 512  # examples evaluated at once; bounds memory, changes nothing else
-_ORDER, _NOISE = 1, 2  # salts: the order of samples, and a method's own random numbers
+_ORDER, _NOISE, _SHARED, _PART = 1, 2, 3, 4  # salts: order of samples, own and common random numbers, parts of data
 
 
 class LocalView:
@@ -40,6 +40,7 @@ class LocalView:
         self.model: Model = common.model
         self.round, self.rounds = round, common.rounds
         self.num_clients, self.total_size = common.num_clients, common.total_size
+        self.participation = common.participation  # the mean share of clients in a round
         self.index, self._count = index, size
         self.size = size.to(common.dtype)  # a tensor, for it is mapped over; in the dtype of what it weighs
         # padding changes batch statistics, and dropout where samples are not the first axis: there, every engine pads
@@ -174,9 +175,39 @@ class LocalView:
         return torch.where(condition, compute(), otherwise)
 
     def uniform(self, shape: tuple[int, ...], salt: int) -> Tensor:
-        """Random numbers in (0, 1), the same whenever asked with the same salt in this round."""
+        """Random numbers in (0, 1), the same whenever asked with the same salt in this round; `batch.uniform` gives
+        others for every batch."""
         of = hashing.key(self._common.seed, self.round, _NOISE, self.index, salt)
         return hashing.uniform(of, shape, self._common.dtype, self.index.device)
+
+    def shared_uniform(self, shape: tuple[int, ...], salt: int) -> Tensor:
+        """Random numbers in (0, 1) that all clients have alike in all rounds: from the seed, so nothing crosses."""
+        of = hashing.key(self._common.seed, _SHARED, salt)
+        return hashing.uniform(of, shape, self._common.dtype, self.index.device)
+
+    def divide(self, share: float, salt: int, every_round: bool = False) -> tuple["LocalView", "LocalView"]:
+        """Two views of this client, on a random share of its samples and on the rest, each on at least one; the same
+        division in all rounds, or another in every round. One sample alone is in both."""
+        of = hashing.key(self._common.seed, self.round if every_round else 0, _PART, self.index, salt)
+        mapped = None if self._together is None else self._count
+        order = hashing.order(of, len(self._samples), mapped, self._samples.device)
+        count = (self._count.double() * share).long().clamp(min=1)
+        rest = (self._count - count).clamp(min=1)
+        after = (torch.arange(len(order), device=order.device) + count) % self._count
+        largest = self._most_batches * self._common.batch_size
+        return (
+            self._part(order, count, max(1, int(share * largest))),
+            self._part(order[after], rest, min(largest, int((1 - share) * largest) + 1)),
+        )
+
+    def _part(self, order: Tensor, count: Tensor, most: int) -> "LocalView":
+        """A view on the first `count` samples in this order, `most` of which no client has more."""
+        samples, together = self._samples[order], self._together
+        if together is None:
+            samples = samples[: int(count)]
+        else:
+            together = Together(1, -(-most // self._common.batch_size), together.loop)
+        return LocalView(self._common, self.round, self.index, count, samples, together=together)
 
     def outputs(self, compute: Callable[[Inputs], Tensor], width: int) -> Tensor:
         """compute(x) of all samples in their order, [width, ...]; from the client's own size on, rows mean nothing."""
@@ -235,9 +266,13 @@ class LocalView:
         keys = self._key(first_pass + passed, position) if self.model.has_dropout else None
 
         def batch(number: Number) -> Batch:
+            def key() -> Tensor:
+                of = self._key(first_pass + passed, position) if keys is None else keys
+                return entry(of, number)
+
             if keys is not None:
-                batch_key.set(entry(keys, number))
-            return self._gather(entry(chosen, number), entry(weights, number))
+                batch_key.set(key())
+            return self._gather(entry(chosen, number), entry(weights, number), key)
 
         return batch
 
@@ -259,8 +294,12 @@ class LocalView:
 
     def _batch(self, order: Tensor, position: Number, pass_number: int) -> Batch:
         rows = self._common.batch_size
+
+        def key() -> Tensor:
+            return self._key(pass_number, position)
+
         if self.model.has_dropout:
-            batch_key.set(self._key(pass_number, position))
+            batch_key.set(key())
         if self._padded:
             slots = position * rows + torch.arange(rows, device=order.device)
             chosen = order[slots % self._count]
@@ -269,10 +308,10 @@ class LocalView:
             start = int(position) * rows
             chosen = order[start : start + rows]
             weight = torch.ones(len(chosen), dtype=self._common.dtype, device=order.device)
-        return self._gather(self._samples[chosen], weight)
+        return self._gather(self._samples[chosen], weight, key)
 
-    def _gather(self, chosen: Tensor, weight: Tensor) -> Batch:
-        return Batch(self._inputs(chosen), self._common.y[chosen], weight)
+    def _gather(self, chosen: Tensor, weight: Tensor, key: Callable[[], Tensor]) -> Batch:
+        return Batch(self._inputs(chosen), self._common.y[chosen], weight, key)
 
     def _inputs(self, chosen: Tensor) -> Inputs:
         x = self._common.prepare(pick(self._common.x, chosen))

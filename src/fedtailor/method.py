@@ -63,6 +63,9 @@ class Method:
     """
 
     personal: ClassVar[bool] = True  # False: every client ends with the same model
+    down: ClassVar[str] = "model"  # what crosses to a client in a round, in words for tables
+    up: ClassVar[str] = "model"  # what crosses from it
+    keeps: ClassVar[str] = "nothing"  # what stays with it from round to round
 
     def __post_init__(self) -> None:
         for f in fields(self):

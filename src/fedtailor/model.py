@@ -90,11 +90,26 @@ class Model:
             return features
         raise Refused(f"The model's forward never calls its head '{self.head}', so there are no features.")
 
+    def answer(self, params: Params, features: Tensor) -> Tensor:
+        """What the head makes of features; of the parameters only the head's are needed."""
+        head = self._head
+        placed = {
+            place.removeprefix(f"{self.head}."): params[name] for layer, place, name in self._places if layer is head
+        }
+        return functional_call(head, placed, (features,))  # type: ignore[no-any-return]
+
+    @property
+    def head_size(self) -> tuple[int, int]:
+        """(classes, features) of a linear head."""
+        classes, features = self._head.weight.shape
+        return int(classes), int(features)
+
     def split(self, params: Params, part: str | Sequence[str] = "head") -> tuple[Params, Params]:
         """(rest, part): `rest | part` is the whole again. A weight that both use (tied) is the rest's.
 
         A part is "head" (the last layer: then the rest is the body), "input" (the first layer), "output" (the head,
-        or what the network lists), "split_input" (what the network lists), a layer's name or a list of them.
+        or what the network lists), "split_input" (what the network lists), "batch_norm" (every batch normalisation,
+        found by its type), a layer's name or a list of them.
         """
         names = self._names_of(part)
         chosen = {name: p for name, p in params.items() if name in names}
@@ -112,6 +127,11 @@ class Model:
         """The same model for training or for evaluation."""
         module, body = copy.deepcopy((self.module, self.body))
         return replace(self, module=module.train(training), body=body.train(training))
+
+    @cached_property
+    def serving(self) -> "Model":
+        """The same model for evaluation: no dropout, running statistics instead of a batch's."""
+        return self.mode(training=False)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Model":
         """The same model with its constants (frozen weights, buffers) on a device and in a dtype."""
@@ -177,8 +197,17 @@ class Model:
         if part == "split_input":
             raise Refused("This network lists no layers for 'split_input'; give the personal layers as a list.")
         last = [] if self.head is None else [self.head]
-        usual = {"head": last, "output": last, "input": list(self.layers())[:1]}
+        norms = [name for name, layer in self.module.named_modules() if isinstance(layer, BatchNorm)]
+        usual = {"head": last, "output": last, "input": list(self.layers())[:1], "batch_norm": norms}
         return usual.get(part, [part])
+
+    @property
+    def _head(self) -> nn.Linear:
+        """The head of a model that classifies by a linear last layer, which some methods need."""
+        layer = None if self.head is None else self.module.get_submodule(self.head)
+        if not isinstance(layer, nn.Linear) or self.loss is not cross_entropy:
+            raise Refused("This method is for models that classify, with a linear layer as their head.")
+        return layer
 
     def _layer(self, name: str) -> nn.Module:
         try:

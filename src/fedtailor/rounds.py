@@ -89,8 +89,9 @@ class Rounds:
             total_size=int(sizes.sum()),
             seed=seed,
             dtype=dtype,
+            participation=sum(map(len, plan)) / (len(plan) * fed.num_clients),
         )
-        serving = model.mode(training=False)
+        serving = model.serving
         check_fit(serving, params, common, fed)
         setup = Setup(model, params, fed.num_clients, sizes.to(device), len(plan), seed)
         server = method.init_server(setup)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -104,6 +104,9 @@ class SelfFL(Method):
     augmented: bool = False  # Algorithm 2: variances and mean of local minima, twice the bytes
     minimum_steps: int = 100  # further steps to a local minimum, if augmented
     clusters: tuple[int, ...] = ()  # the cluster of every client, 0 to K − 1; none: no clusters
+    down: ClassVar[str] = "model, 2 numbers"
+    up: ClassVar[str] = "model, 1 number"
+    keeps: ClassVar[str] = "own model, its mean and variance over rounds"
 
     def __post_init__(self) -> None:
         super().__post_init__()

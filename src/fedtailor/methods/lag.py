@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class _Layerwise(Method):
     threshold: float = -0.1  # ξ, a cosine of two clients' changes below it is a conflict
     warmup: int = 1  # the round whose changes give the first choice (30 in the paper, from scratch)
     layers: Choice = "conflict"  # the choice: by conflict, or always the first, middle or last k
+    down: ClassVar[str] = "layers without conflict"
+    keeps: ClassVar[str] = "own model"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,11 +187,12 @@ class _Layerwise(Method):
 
 @dataclass(frozen=True)
 class LAG(_Layerwise):
-    """FedLAG around any method that trains one model for all, as in LAG(Scaffold()): "Towards Layer-wise Personalized
-    Federated Learning: Adaptive Layer Disentanglement via Conflicting Gradients", under review.
+    """Anonymous, "Towards Layer-wise Personalized Federated Learning: Adaptive Layer Disentanglement via Conflicting
+    Gradients", under review.
 
-    The question it asks of the inner method: which tree is the model? It must be "params", whole, on the server and in
-    both messages. Any other tree of a message that speaks of layers must have its like in the client's state.
+    FedLAG around any method that trains one model for all, as in LAG(Scaffold()). The question it asks of the inner
+    method: which tree is the model? It must be "params", whole, on the server and in both messages. Any other tree of a
+    message that speaks of layers must have its like in the client's state.
     """
 
     inner: Method = field(default_factory=FedAvg)  # the method whose layers become personal
@@ -205,8 +208,11 @@ class LAG(_Layerwise):
 
 @dataclass(frozen=True)
 class FedLAG(_Layerwise, SGDMethod):
-    """LAG around FedAvg: "Towards Layer-wise Personalized Federated Learning: Adaptive Layer Disentanglement via
-    Conflicting Gradients", under review."""
+    """Anonymous, "Towards Layer-wise Personalized Federated Learning: Adaptive Layer Disentanglement via Conflicting
+    Gradients", under review.
+
+    LAG around FedAvg.
+    """
 
     weights: Literal["size", "uniform"] = "uniform"  # of clients in the average: all alike (the paper's), or by samples
 

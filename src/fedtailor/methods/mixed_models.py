@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ class FedAPA(SGDMethod):
     weight_momentum: float = 0.0  # of the aggregation weights (0.9 in the code, for all of them)
     printed_sign: bool = False  # Equation 7 as printed: climbs instead of descending
     variant: Literal["paper", "code"] = "paper"  # code: the authors' code
+    down: ClassVar[str] = "own mixture of bodies"
+    up: ClassVar[str] = "body"
+    keeps: ClassVar[str] = "head"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -64,6 +64,9 @@ class Scaffold(Method):
     epochs: int = 2  # local epochs, K batches in all
     server_lr: float = 1.0  # η_g, step of the server
     personal: ClassVar[bool] = False
+    down: ClassVar[str] = "model, control"
+    up: ClassVar[str] = "model, change of control"
+    keeps: ClassVar[str] = "control"
 
     def __post_init__(self) -> None:
         super().__post_init__()

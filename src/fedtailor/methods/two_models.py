@@ -1,6 +1,7 @@
 """Methods in which a client trains a model of its own, beside the common one or without it."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedtailor.batch import Batch
 from fedtailor.local import LocalView
@@ -11,6 +12,10 @@ from fedtailor.trees import Tree, add, mean, scale, squared_distance, sub
 @dataclass(frozen=True)
 class Local(SGDMethod):
     """Training alone: every client from the common start, nothing crosses. The measure of every federation."""
+
+    down: ClassVar[str] = "nothing"
+    up: ClassVar[str] = "nothing"
+    keeps: ClassVar[str] = "own model"
 
     def init_server(self, setup: Setup) -> Tree:
         return {}
@@ -32,6 +37,7 @@ class Ditto(SGDMethod):
     """Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021."""
 
     lam: float = 1.0  # λ, pull of the own model towards the received one
+    keeps: ClassVar[str] = "own model"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,6 +73,7 @@ class PFedMe(Method):
     inner_steps: int = 5  # K, steps of the own model a batch
     steps: int = 20  # R, batches a round
     beta: float = 1.0  # β, share of the new average in the common model
+    keeps: ClassVar[str] = "own model"
 
     def __post_init__(self) -> None:
         super().__post_init__()

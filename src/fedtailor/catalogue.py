@@ -1,0 +1,53 @@
+"""What there is to say of every method, made from the registry: whose it is, what crosses, what stays."""
+
+import re
+from dataclasses import dataclass
+
+from fedtailor.method import Method
+from fedtailor.methods import FAMILIES
+
+_CITATION = re.compile(
+    r'(?P<authors>[^"]+), "(?P<title>[^"]+)", (?P<venue>[^\d.;:,]*[^\d.;:, ])(?: (?P<year>\d{4}))?[.;:,]'
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method."""
+
+    family: str
+    authors: str
+    title: str
+    venue: str
+    year: str
+    down: str  # what crosses to a client in a round
+    up: str  # what crosses from it
+    keeps: str  # what stays with it
+    personal: bool
+
+    @property
+    def paper(self) -> str:
+        """The citation in one line; a method without a paper has its own sentence here."""
+        where = f"{self.venue} {self.year}".strip()
+        return f'{self.authors}, "{self.title}", {where}' if self.authors else self.title
+
+
+def entry_of(method: type[Method], family: str) -> Entry:
+    """A method's entry; its citation is the beginning of its docstring: Authors, "Title", Venue Year."""
+    text = " ".join((method.__doc__ or "").split("\n\n")[0].split())
+    found = _CITATION.match(text)
+    cited = found.groupdict("") if found else {"authors": "", "title": text, "venue": "", "year": ""}
+    return Entry(
+        family=family, **cited, down=method.down, up=method.up, keeps=method.keeps, personal=method.personal
+    )  # fmt: skip
+
+
+def catalogue() -> dict[str, Entry]:
+    """Every method by name, family by family.
+
+    >>> catalogue()["fedavg"].venue, catalogue()["fedavg"].year
+    ('AISTATS', '2017')
+    """
+    return {
+        method.__name__.lower(): entry_of(method, family) for family, methods in FAMILIES.items() for method in methods
+    }

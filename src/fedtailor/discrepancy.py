@@ -1,0 +1,35 @@
+"""How far two sets of features are apart as distributions."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """‖x_i − y_j‖² of all pairs of rows.
+
+    >>> squared_distances(torch.tensor([[0.0], [3.0]]), torch.tensor([[1.0]]))
+    tensor([[1.],
+            [4.]])
+    """
+    return (x[:, None] - y[None]).square().sum(-1)
+
+
+def mean_discrepancy(x: Tensor, y: Tensor, weight: Tensor, bandwidths: Sequence[float | Tensor]) -> Tensor:
+    """The squared maximum mean discrepancy of two sets of rows by kernels exp(−‖·‖² / b), summed over bandwidths b; row
+    i of either counts by weight[i].
+
+    >>> same = torch.tensor([[1.0], [2.0]])
+    >>> mean_discrepancy(same, same, torch.ones(2), [1.0])
+    tensor(0.)
+    """
+    share = weight / weight.sum().clamp(min=1)
+
+    def similarity(a: Tensor, b: Tensor) -> Tensor:
+        distances = squared_distances(a, b)
+        return sum(
+            (share @ torch.exp(-distances / width) @ share for width in bandwidths), start=distances.new_zeros(())
+        )
+
+    return similarity(x, x) + similarity(y, y) - 2 * similarity(x, y)

@@ -1,0 +1,69 @@
+"""Class counts and class means, by counting; a head on its own; two sets of features as distributions."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtailor as ft
+from conftest import TinyNet, refusal, same, tiny_federation
+from fedtailor.classes import class_counts, prototypes
+from fedtailor.discrepancy import mean_discrepancy
+from fedtailor.trees import Tree
+from test_local import both, params_of
+
+
+def test_counts_and_prototypes_are_those_of_the_samples(net: nn.Module) -> None:
+    fed, model, params = tiny_federation(), ft.wrap(net), params_of(net)
+
+    def work(local: ft.LocalView) -> Tree:
+        return {"counts": class_counts(local), "means": prototypes(local, params)}
+
+    found, mapped = both(net, work)
+    assert same(found, mapped, tolerance=1e-12)
+    for client in range(4):
+        features = model.features(params, fed.x[fed.train[client]])
+        y = fed.y[fed.train[client]]
+        assert found["counts"][client].tolist() == torch.bincount(y, minlength=3).tolist()
+        for number in range(3):
+            assert bool(found["means"].present[client, number]) == bool((y == number).any())
+            if (y == number).any():
+                assert torch.allclose(found["means"].values[client, number], features[y == number].mean(0), atol=1e-12)
+
+
+def test_the_head_on_features_is_the_whole_model(net: nn.Module) -> None:
+    model, params, x = ft.wrap(net), params_of(net), torch.randn(6, 4, dtype=torch.float64)
+    _, head = model.split(params)
+    assert torch.equal(model.answer(head, model.features(params, x)), model.logits(params, x))
+    assert model.head_size == (3, 5)
+
+
+def test_who_needs_a_head_that_classifies_says_so() -> None:
+    class Deep(TinyNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Sequential(nn.Linear(5, 3))  # type: ignore[assignment]
+
+    assert "classify" in refusal(lambda: ft.wrap(Deep()).head_size)
+    assert "classify" in refusal(lambda: ft.wrap(TinyNet(), loss="regression").head_size)
+
+
+def test_the_part_of_batch_normalisation_is_found_by_type() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Sequential(nn.BatchNorm1d(5)), nn.Linear(5, 3))
+    model = ft.wrap(net, head="3")
+    rest, norms = model.split(model.init(0), "batch_norm")
+    assert {name.rpartition(".")[0] for name in norms} == {"1", "2.0"} and len(norms) == 8
+    assert {name.rpartition(".")[0] for name in rest} == {"0", "3"}
+
+
+@pytest.mark.parametrize("bandwidths", [[1.0], [0.5, 20.0]])
+def test_the_discrepancy_by_its_definition_and_padding_counts_nothing(bandwidths: list[float]) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 4, 3, dtype=torch.float64)
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return sum((torch.exp(-(a - b).square().sum() / w) for w in bandwidths), start=torch.tensor(0.0))
+
+    pairs = [(i, j) for i in range(3) for j in range(3)]
+    expected = sum(kernel(x[i], x[j]) + kernel(y[i], y[j]) - 2 * kernel(x[i], y[j]) for i, j in pairs) / 9
+    weight = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    assert torch.allclose(mean_discrepancy(x, y, weight, bandwidths), torch.as_tensor(expected), atol=1e-12)
