@@ -13,10 +13,10 @@ test: $(VENV)/installed-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist worksteal
 
 test-slow: $(VENV)/installed-all
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n auto --dist worksteal
 
 bench: $(VENV)/installed-all
 	$(BIN)/python benchmarks/engines.py

@@ -4,12 +4,15 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import fedtailor as ft
 from fedtailor.cli import main
+from fedtailor.methods import METHODS
+from fedtailor.trees import Tree
 
 QUICK = ["--rounds", "2", "--data.clients", "4", "--batch-size", "32"]
 
@@ -64,14 +67,63 @@ def test_compare_ranks_with_local_and_leaves_one_folder_a_run(tmp_path: Path) ->
 @pytest.mark.parametrize("what", ["methods", "data", "networks"])
 def test_list_shows_what_there_is(what: str, tmp_path: Path) -> None:
     done = fedtailor("list", what, folder=tmp_path)
-    wanted = {"methods": ["scaffold", "ICML", "η"], "data": ["cifar10", "folder"], "networks": ["lenet5", "hidden"]}
+    wanted = {
+        "methods": ["scaffold", "ICML 2020", "stays: control; not personal"],
+        "data": ["cifar10", "folder"],
+        "networks": ["lenet5", "hidden"],
+    }
     assert done.returncode == 0
     assert all(word in done.stdout for word in wanted[what])
+
+
+def test_list_shows_the_fields_of_one_method(tmp_path: Path) -> None:
+    done = fedtailor("list", "methods", "fedprox", folder=tmp_path)
+    assert done.returncode == 0 and "mu = 0.1  μ" in done.stdout and "scaffold" not in done.stdout
+
+
+@dataclass(frozen=True)
+class Broken(ft.Method):
+    """A method that fails in its second round."""
+
+    def train(self, local: ft.LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        if local.round == 2:
+            raise RuntimeError("out of order")
+        return state, message
+
+
+@dataclass(frozen=True)
+class Unfit(ft.Method):
+    """A method that fits no model."""
+
+    def init_server(self, setup: ft.Setup) -> Tree:
+        raise ft.Refused("Unfit needs a model of another kind.")
+
+
+def test_compare_all_goes_on_when_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in METHODS.keys() - {"local", "fedavg", "fedper", "fedbn"}:
+        monkeypatch.delitem(METHODS, name)
+    for method in (Broken, Unfit):
+        monkeypatch.setitem(METHODS, method.__name__.lower(), method)
+    monkeypatch.setattr(sys, "argv", ["fedtailor", "compare", "--all", "--out", str(tmp_path / "all"), *QUICK])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    said = capsys.readouterr()
+    assert stop.value.code == 1
+    assert "broken-seed0 failed: out of order" in said.err
+    assert "unfit failed: Unfit needs a model of another kind." in said.err
+    assert {path.name for path in (tmp_path / "all").iterdir()} >= {f"{n}-seed0" for n in ("local", "fedavg", "fedper")}
+    rows = re.findall(r"^ *(local|fedavg|fedper|fedbn|broken|unfit) +\d+\.\d", said.out, re.MULTILINE)
+    assert sorted(rows) == ["fedavg", "fedbn", "fedper", "local"]
+    assert "The same here, to the last digit: fedavg and fedbn." in " ".join(said.out.split())
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        ("compare fedavg --all", "the names of methods, or --all, not both"),
+        ("list methods fedproxx", "did you mean 'fedprox'?"),
         ("run --method fedavgg", "There is no method 'fedavgg'; did you mean 'fedavg'?"),
         ("run --method fedavg --method.rl 1", "There is no field of fedavg 'rl'; did you mean 'lr'?"),
         ("run --network lenett5", "did you mean 'lenet5'?"),

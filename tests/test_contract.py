@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -131,6 +132,22 @@ def test_a_stranger_is_like_everyone_else(name: str, net: nn.Module) -> None:
     assert same(never, begun)
     if name != "pfedhn":  # a hypernetwork makes everybody's start
         assert same({k: never[k] for k in net.state_dict()}, {k: v.double() for k, v in net.state_dict().items()})
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("local", "fedavg")])
+def test_is_neither_training_alone_nor_averaging(name: str, net: nn.Module) -> None:
+    """By its defaults, after three rounds; FedBN is FedAvg unless there is something to keep."""
+    if name == "fedbn":
+        net = nn.Sequential(OrderedDict(fc=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), head=nn.Linear(5, 3))).double()
+
+    def ends(method: ft.Method) -> list[Tree]:
+        run = ft.simulate(method, net, tiny_federation(), rounds=3, batch_size=2, dtype=torch.float64)
+        models = [run.personal(client, moment) for client in range(4) for moment in ("received", "trained")]
+        return [{name: model[name] for name in net.state_dict()} for model in models]
+
+    mine, *others = (ends(METHODS[n]()) for n in (name, "local", "fedavg"))
+    for other in others:
+        assert not all(same(a, b, tolerance=1e-6) for a, b in zip(mine, other, strict=True))
 
 
 @EVERY

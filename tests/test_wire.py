@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import fedtailor as ft
 from conftest import tiny_federation
 from fedtailor.batch import Batch
+from fedtailor.methods import METHODS
 from fedtailor.trees import Rows, Tree
 from fedtailor.wire import count_bytes, deliver
 
@@ -176,35 +178,79 @@ def test_rows_arrive_as_zeros_where_absent(net: nn.Module) -> None:
     assert run.records[0]["bytes_up"] == int(owned.sum()) * 4 * 8
 
 
+MODEL, HEAD, WIDTH, CLASSES, OWNED = 62_006, 850, 84, 10, 2  # numbers of LeNet-5 on CIFAR-10 pictures
+BODY = MODEL - HEAD
+PICTURE = 3 * 32 * 32
+POLICY, CONDITION = 2 * WIDTH**2 + 6 * WIDTH, 2 * (WIDTH**2 + 3 * WIDTH)  # FedCP's network, GPFL's
+Cost = float | list[float]  # numbers of four bytes in a round: in all rounds, or in the first, second and third
+ONE_MODEL = ["fedavg", "fedavgft", "fedprox", "fedexp", "fedadmm"]
+OWN_MODEL = ["ditto", "pfedme", "fedphp", "fedala", "perfedavg", "fedamp", "pfedla", "pfedhn"]
+SHARED_BODY = ["fedper", "fedrep", "fedbabu", "fedalt", "fedsim", "fedapa", "fedapm"]
+TABLE: dict[str, tuple[Cost, Cost]] = {  # method -> down, up; of three clients with two of the classes each
+    "local": (0, 0),
+    **dict.fromkeys([*ONE_MODEL, *OWN_MODEL], (MODEL, MODEL)),
+    **dict.fromkeys(SHARED_BODY, (BODY, BODY)),
+    "scaffold": (2 * MODEL, 2 * MODEL),
+    "lgfedavg": (HEAD, HEAD),
+    "fedbn": (MODEL, MODEL),  # there is no batch normalisation here
+    "fedrod": (MODEL, MODEL),
+    "fedas": (BODY, BODY + 1),
+    "fedpac": (
+        [MODEL, MODEL + OWNED * WIDTH, MODEL + OWNED * WIDTH],  # no prototypes yet; then of the classes that anyone has
+        MODEL + OWNED * WIDTH + CLASSES * WIDTH + CLASSES + 1,
+    ),
+    "fedproto": ([0, OWNED * WIDTH, OWNED * WIDTH], OWNED * WIDTH + OWNED),
+    "fedgh": (HEAD, OWNED * WIDTH),
+    "dbe": ([MODEL, MODEL + WIDTH, MODEL], [MODEL + WIDTH, MODEL, MODEL]),
+    "fedcp": (MODEL + POLICY, MODEL + POLICY),
+    "gpfl": (BODY + CLASSES * WIDTH + CONDITION, BODY + CLASSES * WIDTH + CONDITION),
+    "fedcac": (MODEL, MODEL + MODEL / 32),
+    "apple": (2 * MODEL, MODEL),
+    "fedfomo": (2 * MODEL, MODEL + 2),
+    "lpproj": (16, 16),
+    "fedaf": ([MODEL, MODEL + CLASSES * CLASSES, MODEL + CLASSES * CLASSES], OWNED * (4 * PICTURE + 2 * CLASSES)),
+    "selffl": (MODEL + 2, MODEL + 1),
+    "fedlag": (MODEL, MODEL),  # nobody conflicts here; see below
+    "lag": (MODEL, MODEL),
+}
+FIELDS: dict[str, dict[str, Any]] = {  # what the costs above take for granted
+    "fedfomo": {"models": 2},
+    "lpproj": {"dimension": 16},
+    "fedaf": {"images": 4},
+    "fedlag": {"threshold": -1.0},
+    "lag": {"threshold": -1.0},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bytes_of_every_method(name: str) -> None:
+    """The table of communication costs, for a model of 62,006 parameters: FedAvg 484.4 KiB both ways."""
+    fields = FIELDS.get(name, {})
+    down, up = (cost if isinstance(cost, list) else [cost] * 3 for cost in TABLE[name])
+    for record, *costs in zip(three_rounds(METHODS[name](**fields)).records, down, up, strict=True):
+        for way, cost in zip(("bytes_down", "bytes_up"), costs, strict=True):
+            assert record["per_client"][way] == dict.fromkeys(range(3), ceil(4 * cost))
+            assert record[way] == 3 * ceil(4 * cost)
+
+
 @pytest.mark.parametrize(
     ("method", "down", "up"),
     [
-        (ft.methods.Local(), 0, 0),
-        (ft.methods.FedAvg(), 62_006, 62_006),
-        (ft.methods.FedProx(), 62_006, 62_006),
-        (ft.methods.Scaffold(), 2 * 62_006, 2 * 62_006),
-        (ft.methods.FedPer(), 62_006 - 850, 62_006 - 850),
-        (ft.methods.Ditto(), 62_006, 62_006),
-        (ft.methods.PFedMe(steps=1), 62_006, 62_006),
-        (ft.methods.FedExP(), 62_006, 62_006),
-        (ft.methods.FedAlt(), 62_006 - 850, 62_006 - 850),
-        (ft.methods.FedSim(), 62_006 - 850, 62_006 - 850),
-        (ft.methods.FedAPA(), 62_006 - 850, 62_006 - 850),  # 477.8 KiB both ways
-        (ft.methods.FedAPA(share="all"), 62_006, 62_006),
-        (ft.methods.FedAPM(), 62_006 - 850, 62_006 - 850),
-        (ft.methods.FedAPM(split=("conv1", "head")), 62_006 - 850 - 456, 62_006 - 850 - 456),
-        (ft.methods.SelfFL(default_steps=1), 62_006 + 2, 62_006 + 1),
-        (ft.methods.SelfFL(default_steps=1, minimum_steps=1, augmented=True), 62_006 + 2, 2 * 62_006 + 1),
+        (ft.methods.FedAPA(share="all"), MODEL, MODEL),
+        (ft.methods.FedAPM(split=("conv1", "head")), BODY - 456, BODY - 456),
+        (ft.methods.SelfFL(default_steps=1, minimum_steps=1, augmented=True), MODEL + 2, 2 * MODEL + 1),
     ],
 )
-def test_bytes_of_lenet5_on_cifar10_pictures(method: ft.Method, down: int, up: int) -> None:
-    """The table of communication costs, for a model of 62,006 parameters: FedAvg 484.4 KiB both ways."""
-    x, y = np.zeros((2, 3, 32, 32), np.uint8), np.array([0, 9])
-    fed = ft.Federation.from_arrays([(x, y, x, y)] * 2)
-    record = ft.simulate(method, ft.network("lenet5", fed), fed, rounds=1).records[0]
-    assert record["per_client"]["bytes_down"] == {0: 4 * down, 1: 4 * down}
-    assert record["per_client"]["bytes_up"] == {0: 4 * up, 1: 4 * up}
-    assert record["bytes_up"] == 2 * 4 * up
+def test_bytes_of_other_settings(method: ft.Method, down: int, up: int) -> None:
+    for record in three_rounds(method).records:
+        assert record["per_client"]["bytes_down"][0] == 4 * down and record["per_client"]["bytes_up"][0] == 4 * up
+
+
+def three_rounds(method: ft.Method) -> ft.Run:
+    """Of LeNet-5 with three clients who have two pictures of two classes each."""
+    x, y = np.random.default_rng(0).integers(0, 256, (2, 3, 32, 32), dtype=np.uint8), np.array([0, 9])
+    fed = ft.Federation.from_arrays([(x, y, x, y)] * 3)
+    return ft.simulate(method, ft.network("lenet5", fed), fed, rounds=3, evaluate_every=3, evaluate=1)
 
 
 def test_fedlag_does_not_send_personal_layers() -> None:

@@ -1,7 +1,9 @@
 """What there is to say of every method, made from the registry: whose it is, what crosses, what stays."""
 
 import re
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedtailor.method import Method
 from fedtailor.methods import FAMILIES
@@ -9,6 +11,16 @@ from fedtailor.methods import FAMILIES
 _CITATION = re.compile(
     r'(?P<authors>[^"]+), "(?P<title>[^"]+)", (?P<venue>[^\d.;:,]*[^\d.;:, ])(?: (?P<year>\d{4}))?[.;:,]'
 )
+
+_INTRODUCTION = """# All methods
+
+Made from the registry: `python -m fedtailor.catalogue > docs/methods/index.md`. *down* and *up* are what crosses to a
+client and from it in a round, *stays* is what it keeps from round to round. `fedtailor list methods NAME` shows a
+method's fields and what was decided where its paper is silent.
+
+| method | paper | venue | year | down | up | stays | personal |
+|---|---|---|---|---|---|---|---|
+"""
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,20 @@ def entry_of(method: type[Method], family: str) -> Entry:
     )  # fmt: skip
 
 
+def as_markdown() -> str:
+    """The page of all methods: one table, grouped by what is shared."""
+    rows, family = [], ""
+    for name, entry in catalogue().items():
+        if entry.family != family:
+            family = entry.family
+            rows.append([f"**{family}**", *[""] * 7])
+        page = Path("docs/methods") / f"{name}.md"
+        shown, paper = f"[{name}]({page.name})" if page.is_file() else name, f"{entry.authors}: {entry.title}"
+        told = [entry.venue, entry.year, entry.down, entry.up, entry.keeps, "yes" if entry.personal else "no"]
+        rows.append([shown, paper.removeprefix(": "), *told])
+    return _INTRODUCTION + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 def catalogue() -> dict[str, Entry]:
     """Every method by name, family by family.
 
@@ -51,3 +77,7 @@ def catalogue() -> dict[str, Entry]:
     return {
         method.__name__.lower(): entry_of(method, family) for family, methods in FAMILIES.items() for method in methods
     }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(as_markdown())

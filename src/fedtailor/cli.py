@@ -1,6 +1,9 @@
 """The command: run, compare, show, list, data. It reads flags, asks the library, and prints."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedtailor.catalogue import catalogue
 from fedtailor.data.datasets import DATASETS, Data
 from fedtailor.errors import Refused, unknown
 from fedtailor.experiment import Experiment, field_notes, from_toml, make
@@ -19,7 +23,7 @@ from fedtailor.networks import NETWORKS
 from fedtailor.record import free_folder, is_finished, open_run
 from fedtailor.run import Record, Run, name_of
 from fedtailor.simulate import describe
-from fedtailor.table import catalogue, comparison, other_metrics, run_table, verdict
+from fedtailor.table import comparison, listing, methods_table, other_metrics, run_table, verdict
 
 app = typer.Typer(help="Personalised federated learning.", no_args_is_help=True, add_completion=False)
 _FREE = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
@@ -56,25 +60,41 @@ def run(ctx: typer.Context) -> None:
 @app.command(context_settings=_FREE, epilog=_flag_help())
 def compare(ctx: typer.Context) -> None:
     """Compare methods: fedtailor compare fedavg fedper ditto --data digits --seeds 0,1,2 --out FOLDER. Training alone
-    is always among them. --method.FIELD sets a field of every method that has it, --NAME.FIELD of one."""
-    flags = read_flags(ctx.args)
+    is always among them. --method.FIELD sets a field of every method that has it, --NAME.FIELD of one. --all compares
+    every method there is. When one fails, the others go on."""
+    everything = "--all" in ctx.args
+    flags = read_flags([word for word in ctx.args if word != "--all"])
     out_folder = flags.pop("out", "")
     seeds = list(dict.fromkeys(flags.pop_list("seeds", int, [0])))
     if "seed" in flags.settings:
         raise Refused("compare takes --seeds, one or several: --seeds 0,1,2.")
-    names = list(dict.fromkeys(["local", *flags.words]))
-    plans = [_for_method(name, names, flags) | {"seed": seed} for seed in seeds for name in names]
-    experiments = [make(plan) for plan in plans]
-    folder = Path(out_folder or free_folder(Path("runs"), f"compare-{experiments[0].data.name}"))
+    if everything and flags.words:
+        raise Refused("compare takes the names of methods, or --all, not both.")
+    names = list(dict.fromkeys(["local", *(METHODS if everything else flags.words)]))
+    failures: dict[str, str] = {}
+    alone = make(_for_method("local", names, flags))
+    folder = Path(out_folder or free_folder(Path("runs"), f"compare-{alone.data.name}"))
     if folder.is_dir() and any(folder.iterdir()):
         raise Refused(f"The folder '{folder}' is not empty; runs never overwrite each other, name a new one.")
-    feds = {seed: experiments[position * len(names)].load() for position, seed in enumerate(seeds)}
-    for experiment in experiments[: len(names)]:
-        experiment.check(feds[seeds[0]])  # what does not fit is said before anything is trained
+    feds = {seed: replace(alone, seed=seed).load() for seed in seeds}
+    experiments = []
+    for name in names:  # what does not fit is said before anything is trained
+        with _going_on(failures, name, Refused if everything else ()):
+            experiment = make(_for_method(name, names, flags))
+            experiment.check(feds[seeds[0]])
+            experiments.append(experiment)
+    runs: list[Run] = []
     with _progress() as progress:
-        runs = [_run(e, feds[e.seed], folder, _label(e), progress) for e in experiments]
-    _show_runs(runs)
-    _say(f"The runs lie in {folder}")
+        for experiment in [replace(e, seed=seed) for seed in seeds for e in experiments]:
+            with _going_on(failures, label := _label(experiment), Exception):
+                runs.append(_run(experiment, feds[experiment.seed], folder, label, progress))
+    if runs:
+        _show_runs(runs, brief=everything)
+        _say(f"The runs lie in {folder}")
+    for name, why in failures.items():
+        err.print(f"[bold red]{escape(name)} failed:[/] {escape(why)}", soft_wrap=True, highlight=False)
+    if failures:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -93,19 +113,23 @@ def show(folder: Annotated[Path, typer.Argument(help="a run, or a folder of runs
 
 
 @app.command(name="list")
-def list_(what: Annotated[str, typer.Argument(help="methods, data or networks")]) -> None:
-    """List what there is: methods, data, networks."""
-    if what == "methods":
-        papers = {
-            name: ((method.__doc__ or "").split("\n\n")[0], field_notes(method)) for name, method in METHODS.items()
-        }
-        out.print(catalogue("method", "paper", papers))
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, data or networks")],
+    name: Annotated[str, typer.Argument(help="of one method: its fields")] = "",
+) -> None:
+    """List what there is: methods, data, networks; fedtailor list methods fedprox shows one method's fields."""
+    if what == "methods" and name:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+        out.print(listing("method", "about", {name: (METHODS[name].__doc__ or "", field_notes(METHODS[name]))}))
+    elif what == "methods":
+        out.print(methods_table(catalogue()))
     elif what == "networks":
-        out.print(catalogue("network", "about", {n: (k.__doc__ or "", field_notes(k)) for n, k in NETWORKS.items()}))
+        out.print(listing("network", "about", {n: (k.__doc__ or "", field_notes(k)) for n, k in NETWORKS.items()}))
     elif what == "data":
         about = {name: dataset.about for name, dataset in DATASETS.items()}
         about["folder"] = "your own clients: one .npz or one folder of pictures each (data.folder)"
-        out.print(catalogue("data", "about", {name: (text, {}) for name, text in about.items()}))
+        out.print(listing("data", "about", {name: (text, {}) for name, text in about.items()}))
     else:
         raise unknown("list", what, ["methods", "data", "networks"])
 
@@ -147,6 +171,15 @@ def _run(experiment: Experiment, fed: Federation, folder: Path, label: str, prog
     return experiment.run(fed, record=advance, folder=free_folder(folder, label))
 
 
+@contextmanager
+def _going_on(failures: dict[str, str], name: str, over: type[Exception] | tuple[()]) -> Iterator[None]:
+    """Keep what fails under its name with its reason, and go on."""
+    try:
+        yield
+    except over as error:
+        failures[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 def _label(experiment: Experiment) -> str:
     return f"{name_of(describe(experiment.method))}-seed{experiment.seed}".replace("(", "-").replace(")", "")
 
@@ -173,9 +206,10 @@ def _say(sentence: str) -> None:
     out.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
-def _show_runs(runs: list[Run]) -> None:
+def _show_runs(runs: list[Run], brief: bool = False) -> None:
     out.print(comparison(runs))
-    out.print(other_metrics(runs))
+    if not brief:
+        out.print(other_metrics(runs))
     out.print(verdict(runs), highlight=False)
 
 

@@ -6,8 +6,10 @@ from statistics import mean, stdev
 from typing import NoReturn
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
+from fedtailor.catalogue import Entry
 from fedtailor.errors import Refused
 from fedtailor.run import MOMENTS, Run
 
@@ -108,7 +110,18 @@ def verdict(runs: Sequence[Run]) -> str:
     clients = f"{better} of the clients do better with it than alone, {worse} worse"
     lost = [name for name in ranked if any(run.records[-1].get("diverged") for run in groups[name])]
     warning = f" Diverged, so try a smaller lr: {', '.join(lost)}." if lost else ""
-    return f"{found}{shown[other]}: {clients}. {_chance(groups[other], groups['local'])}{warning}"
+    return f"{found}{shown[other]}: {clients}. {_chance(groups[other], groups['local'])}{warning}{_twins(groups)}"
+
+
+def _twins(groups: Groups) -> str:
+    """Which methods ended alike to the last digit: here they are one method, as FedBN is FedAvg without batch norm."""
+    ends: dict[tuple[tuple[float, ...], ...], list[str]] = {}
+    for name, group in groups.items():
+        found = [run.records[-1]["per_client"].get(f"loss_{moment}", {}) for run in group for moment in MOMENTS]
+        if all(found):
+            ends.setdefault(tuple(tuple(values.values()) for values in found), []).append(name)
+    alike = [" and ".join(names) for names in ends.values() if len(names) > 1]
+    return f" The same here, to the last digit: {'; '.join(alike)}." if alike else ""
 
 
 def _chance(group: Sequence[Run], local: Sequence[Run]) -> str:
@@ -124,7 +137,22 @@ def _chance(group: Sequence[Run], local: Sequence[Run]) -> str:
     return f"Over {len(gaps)} seeds the difference is {'more than' if abs(mean(gaps)) > limit else 'within'} chance."
 
 
-def catalogue(kind: str, about: str, rows: Mapping[str, tuple[str, Mapping[str, tuple[str, str]]]]) -> Table:
+def methods_table(entries: Mapping[str, Entry]) -> Table:
+    """Every method, family by family: whose it is, and in a second line what crosses and what stays."""
+    table = Table.grid(padding=(0, 2))
+    family = ""
+    for name, entry in entries.items():
+        if entry.family != family:
+            table.add_row("", f"\n[bold]{entry.family}[/]")
+            family = entry.family
+        personal = "personal" if entry.personal else "not personal"
+        crosses = f"down: {entry.down}; up: {entry.up}; stays: {entry.keeps}; {personal}"
+        table.add_row(name, f"{escape(entry.paper)}\n[dim]{escape(crosses)}[/]")
+    table.columns[0].no_wrap = True
+    return table
+
+
+def listing(kind: str, about: str, rows: Mapping[str, tuple[str, Mapping[str, tuple[str, str]]]]) -> Table:
     """Names with what they are and their fields, if they have any."""
     some = any(notes for _, notes in rows.values())
     table = _table("", [kind, about, "fields"][: 2 + some], left=3)
