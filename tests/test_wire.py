@@ -208,7 +208,7 @@ TABLE: dict[str, tuple[Cost, Cost]] = {  # method -> down, up; of three clients 
     "apple": (2 * MODEL, MODEL),
     "fedfomo": (2 * MODEL, MODEL + 2),
     "lpproj": (16, 16),
-    "fedaf": ([MODEL, MODEL + CLASSES * CLASSES, MODEL + CLASSES * CLASSES], OWNED * (4 * PICTURE + 2 * CLASSES)),
+    "fedaf": (MODEL + CLASSES * CLASSES, OWNED * (4 * PICTURE + 2 * CLASSES)),
     "selffl": (MODEL + 2, MODEL + 1),
     "fedlag": (MODEL, MODEL),  # nobody conflicts here; see below
     "lag": (MODEL, MODEL),
@@ -216,7 +216,7 @@ TABLE: dict[str, tuple[Cost, Cost]] = {  # method -> down, up; of three clients 
 FIELDS: dict[str, dict[str, Any]] = {  # what the costs above take for granted
     "fedfomo": {"models": 2},
     "lpproj": {"dimension": 16},
-    "fedaf": {"images": 4},
+    "fedaf": {"per_class": 4},
     "fedlag": {"threshold": -1.0},
     "lag": {"threshold": -1.0},
 }

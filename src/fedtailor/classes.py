@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from fedtailor.batch import Batch
@@ -17,7 +17,8 @@ def membership(batch: Batch, classes: int) -> Tensor:
     tensor([[0., 1.],
             [0., 0.]])
     """
-    return F.one_hot(batch.y, classes).to(batch.weight.dtype) * batch.weight[:, None]
+    of_class = batch.y[:, None] == torch.arange(classes, device=batch.y.device)  # F.one_hot has no slope under vmap
+    return of_class.to(batch.weight.dtype) * batch.weight[:, None]
 
 
 def class_counts(local: LocalView) -> Tensor:
@@ -52,3 +53,21 @@ def pick_rows(rows: Rows, y: Tensor) -> tuple[Tensor, Tensor]:
             [5.]]), tensor([0., 1.]))
     """
     return rows.values[y], rows.present[y].to(rows.values.dtype)
+
+
+def merge_rows(old: Rows, stacked: Rows, weights: Tensor) -> Rows:
+    """Every row as the weighted mean over those clients that have it, [clients, rows] of weights; a row that nobody has
+    stays as it was.
+
+    >>> old = Rows(torch.tensor([[9.0], [9.0]]), torch.tensor([False, True]))
+    >>> new = Rows(torch.tensor([[[1.0], [0.0]], [[4.0], [0.0]]]), torch.tensor([[True, False], [True, False]]))
+    >>> merge_rows(old, new, torch.tensor([[2, 1], [1, 1]])).values
+    tensor([[2.],
+            [9.]])
+    """
+    shares = weights.double() * stacked.present
+    total = shares.sum(0)
+    fresh = torch.einsum("cr,cr...->r...", (shares / total.clamp(min=1)).to(stacked.values), stacked.values)
+    found = total > 0
+    chosen = found.reshape(found.shape + (1,) * (fresh.ndim - 1))
+    return Rows(torch.where(chosen, fresh, old.values), old.present | found)

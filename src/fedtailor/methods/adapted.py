@@ -1,18 +1,21 @@
 """Methods that adapt how a client trains to what is known about it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from fedtailor.batch import Batch
 from fedtailor.local import LocalView
-from fedtailor.method import Exchange, Method, Setup
+from fedtailor.method import Exchange, Method, Setup, SGDMethod
 from fedtailor.trees import (
     Tree,
     add,
     combine,
+    dot,
+    map_leaves,
     mean,
     put,
     repeat,
@@ -252,3 +255,66 @@ class SelfFL(Method):
         variances = server["representative_variances"][active]
         weights = weight_of(server["between"], _fill(variances, variances)) if self.adjust_weights else None
         return mean(take(server["representatives"], active), weights)
+
+
+@dataclass(frozen=True)
+class PerFedAvg(SGDMethod):
+    """Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
+    Meta-Learning Approach", NeurIPS 2020.
+
+    The common model is trained to be good after a step of adaptation: w̃ = w − α ∇f(w; D), then w ← w − β ∇f(w̃; D′). To
+    use it, a client adapts a copy to its training data and forgets it. The true slope has a factor 1 − α ∇²f(w; D″)
+    before ∇f(w̃; D′): left out by "none" (FO), by "difference" (HF) made of two more slopes. A batch is dealt out to D,
+    D′ and D″; where one is left without samples it is the whole batch, so that a client of one sample learns too. The
+    paper's β is too small for tens of rounds; its α works.
+    """
+
+    lr: float = 0.1  # β, step of the common model (0.001 in the paper)
+    inner_lr: float = 0.01  # α, step of the adaptation, in training and in use
+    adapt_steps: int = 1  # steps of the adaptation in use, a batch each
+    hessian: Literal["none", "difference"] = "none"  # first order (FO), or by a central difference (HF)
+    delta: float = 0.001  # δ, width of that difference
+    weights: Literal["uniform", "size"] = "uniform"  # of clients in the average: all alike (the paper's), or by samples
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.inner_lr >= 0, "inner_lr", "at least 0")
+        self.require(self.adapt_steps >= 1, "adapt_steps", "at least 1")
+        self.require_choice("hessian", "none", "difference")
+        self.require(self.delta > 0, "delta", "above 0")
+        self.require_choice("weights", "uniform", "size")
+
+    def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        def objective(params: Tree, batch: Batch) -> Tensor:
+            parts = _deal(batch, 2 if self.hessian == "none" else 3)  # D, D′ and for the Hessian D″
+            here = map_leaves(Tensor.detach, params)
+            step = scale(local.slope(local.loss, here, parts[0]), self.inner_lr)
+            loss = local.loss(sub(params, step), parts[1])  # w̃ = w − step, and its slope by w is that by w̃
+            if self.hessian == "none":
+                return loss
+            slope = scale(local.slope(local.loss, sub(here, step), parts[1]), self.delta)
+            ahead, behind = (local.slope(local.loss, move(here, slope), parts[2]) for move in (add, sub))
+            curve = scale(sub(ahead, behind), self.inner_lr / (2 * self.delta))
+            return loss - dot(curve, params)
+
+        params = local.sgd(objective, message["params"], **self.descent)
+        return state, {"params": local.refresh(params)}  # running statistics as w has them, not w̃
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        return mean(exchange.received, exchange.sizes if self.weights == "size" else None)
+
+    def personalize(self, local: LocalView, state: Tree, message: Tree) -> Tree:
+        return self._adapt(local, message["params"])
+
+    def trained(self, local: LocalView, state: Tree, message: Tree, upload: Tree) -> Tree:
+        return self._adapt(local, upload["params"])
+
+    def _adapt(self, local: LocalView, params: Tree) -> Tree:
+        return local.sgd(local.loss, params, lr=self.inner_lr, steps=self.adapt_steps)
+
+
+def _deal(batch: Batch, hands: int) -> list[Batch]:
+    """The batch as several, example by example in turn; one for which none is left is the whole batch."""
+    turn = torch.arange(len(batch.weight), device=batch.weight.device) % hands
+    dealt = [batch.weight * (turn == hand) for hand in range(hands)]
+    return [replace(batch, weight=torch.where(own.sum() > 0, own, batch.weight)) for own in dealt]

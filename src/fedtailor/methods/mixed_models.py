@@ -9,7 +9,92 @@ from torch import Tensor
 
 from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Setup, SGDMethod
-from fedtailor.trees import Tree, combine, dots, put, repeat, squared_norms, sub
+from fedtailor.trees import Params, Tree, combine, dots, mean, put, repeat, squared_distance, squared_norms, sub
+
+
+@dataclass(frozen=True)
+class FedAMP(SGDMethod):
+    """Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021.
+
+    The server keeps every client's last model w_j and sends u_i, in which models near w_i weigh most; the client pulls
+    its own towards u_i. The paper leaves open where the client starts: here at u_i, near which the minimum lies. Its
+    exp(−‖w_i − w_j‖²/σ) is 0 in any network unless σ fits the distances, so they are measured by their mean over all
+    pairs of clients, and the step α_t is taken as large as leaves the own model at least 1 − α (see `relative`).
+    attention="cosine" is HeurFedAMP: the own weight is fixed, and others share the rest by exp(σ cos(w_i, w_j)).
+    """
+
+    alpha: float = 0.5  # α, most that all others weigh in u_i; of plain distances: α_t, the step of the attention
+    sigma: float = 0.2  # σ, at which squared distance a weight has fallen by e; in mean squared distances if relative
+    lam: float = 0.5  # λ, pull towards u_i, by λ/α (1 in the paper)
+    relative: bool = True  # squared distances are divided by their mean; false: plain, as in the paper
+    attention: Literal["distance", "cosine"] = "distance"  # what decides the weights: FedAMP's, or HeurFedAMP's
+    self_weight: float = 0.8  # ξ_ii, weight of the own model with attention "cosine"
+    sharpness: float = 50.0  # σ of HeurFedAMP, how much a higher cosine counts
+    down: ClassVar[str] = "own mixture of models"
+    keeps: ClassVar[str] = "own model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.alpha > 0, "alpha", "above 0")
+        self.require(self.alpha <= 1 or not self.relative, "alpha", "at most 1 where distances are relative")
+        self.require(self.sigma > 0, "sigma", "above 0")
+        self.require(0 <= self.lr * self.lam / self.alpha <= 1, "lam", "from 0 to alpha/lr")
+        self.require_choice("attention", "distance", "cosine")
+        self.require(0 <= self.self_weight <= 1, "self_weight", "from 0 to 1")
+
+    def init_server(self, setup: Setup) -> Tree:
+        like = next(iter(setup.params.values()))
+        own = torch.eye(setup.num_clients, dtype=like.dtype, device=like.device)
+        return {"models": repeat(setup.params, setup.num_clients), "weights": own}
+
+    def init_client(self, setup: Setup) -> Tree:
+        return {"params": setup.params}
+
+    def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        return {"params": combine(server["weights"][list(clients)], server["models"])}  # u_i
+
+    def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        trainable, received = local.model.trainable, message["params"]
+        params = local.sgd(
+            lambda w, batch: (
+                local.loss(w, batch) + self.lam / self.alpha / 2 * squared_distance(trainable(w), trainable(received))
+            ),
+            received,
+            **self.descent,
+        )
+        return {"params": params}, {"params": params}
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        clients = torch.tensor(exchange.clients, device=server["weights"].device)
+        models = put(server["models"], clients, exchange.received["params"])
+        others = self._attention(exchange.model.trainable(models)).fill_diagonal_(0)
+        others = others / others.sum(1, keepdim=True).clamp(min=1)  # the own weight is never below 0
+        return {"models": models, "weights": others + torch.diag(1 - others.sum(1))}
+
+    def personalize(self, local: LocalView, state: Tree, message: Tree) -> Tree:
+        params: Tree = state["params"]
+        return params
+
+    def monitor(self, before: Tree, after: Tree, exchange: Exchange) -> Tree:
+        """The weights of everyone's mixture in the next round."""
+        return {"weights": after["weights"]}
+
+    def _attention(self, models: Params) -> Tensor:
+        """a_ij for j ≠ i; what stands on the diagonal means nothing."""
+        others = max(next(iter(models.values())).shape[0] - 1, 1)
+        if self.attention == "cosine":
+            products = dots(models, models)
+            norms = products.diagonal().sqrt().clamp(min=torch.finfo(products.dtype).tiny)
+            cosines = products / norms / norms[:, None]
+            return (1 - self.self_weight) * (self.sharpness * cosines).fill_diagonal_(-torch.inf).softmax(1)
+        centred = sub(models, mean(models))  # distances stay, and lose fewer digits
+        products = dots(centred, centred)
+        squares = products.diagonal()
+        distances = (squares + squares[:, None] - 2 * products).clamp(min=0).fill_diagonal_(0)
+        if not self.relative:
+            return self.alpha * torch.exp(-distances / self.sigma) / self.sigma
+        unit = (distances.sum() / len(distances) / others).clamp(min=torch.finfo(distances.dtype).tiny)
+        return self.alpha / others * torch.exp(-distances / unit / self.sigma)
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
+from numbers import Real
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
+from fedtailor.batch import Batch
 from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Method, Setup, SGDMethod
 from fedtailor.trees import Tree, add, dot, mean, repeat, scale, squared_distance, squared_norms, sub, zeros_like
 
 
 @dataclass(frozen=True)
-class FedAvg(SGDMethod):
-    """McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017."""
+class _Averaging(SGDMethod):
+    """Clients train what they receive, the server takes the mean."""
 
     weights: Literal["size", "uniform"] = "size"  # of clients in the average: by samples (the paper's), or all alike
-    personal: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -28,6 +31,35 @@ class FedAvg(SGDMethod):
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes if self.weights == "size" else None)
+
+
+@dataclass(frozen=True)
+class FedAvg(_Averaging):
+    """McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017."""
+
+    personal: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class FedAvgFT(_Averaging):
+    """Collins et al., "FedAvg with Fine Tuning: Local Updates Lead to Representation Learning", NeurIPS 2022.
+
+    FedAvg; to use the common model, a client tunes a copy of all of it on its own data, with the rate it trains with,
+    and forgets the copy. Its model at the moment `trained` is the one it uploads, which is not tuned further.
+    """
+
+    tuning_epochs: int = 5  # K_ft, epochs of fine-tuning (5 in FedBABU's code)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.tuning_epochs >= 0, "tuning_epochs", "at least 0")
+
+    def personalize(self, local: LocalView, state: Tree, message: Tree) -> Tree:
+        return local.sgd(local.loss, message["params"], **(self.descent | {"epochs": self.tuning_epochs}))
+
+    def trained(self, local: LocalView, state: Tree, message: Tree, upload: Tree) -> Tree:
+        params: Tree = upload["params"]
+        return params
 
 
 @dataclass(frozen=True)
@@ -136,3 +168,56 @@ class FedExP(SGDMethod):
         step = (squares / (2 * (dot(change, change) + self.epsilon))).clamp(min=1)  # η_g
         moved = add(trainable(server["params"]), scale(change, step))
         return {"params": average | moved, "previous": server["params"]}  # running statistics are only averaged
+
+
+@dataclass(frozen=True)
+class FedADMM(SGDMethod):
+    """Gong, Li, Freris, "FedADMM: A Robust Federated Deep Learning Framework with Adaptivity to System Heterogeneity",
+    ICDE 2022.
+
+    A client moves w_i by f_i(w) + ⟨y_i, w − θ⟩ + ρ/2 ‖w − θ‖², with a dual y_i of its own; all clients count alike. The
+    upload Δ_i is the change of w_i + y_i/ρ since the client last took part; in the authors' code ("code") twice the
+    change from θ. Decided here: w_i begins at θ, as in the code, for from its last place it hardly
+    feels θ by so small a ρ; and η = m/N, which keeps θ the mean of all w_i + y_i/ρ. The code has η = 1, which is the
+    same when everyone takes part; when few do, changes since the last time would count again and again and grow.
+    """
+
+    rho: float = 0.01  # ρ, penalty
+    server_lr: float | None = None  # η, step of the server (1 in the code); none: m/N, the share of clients in a round
+    variant: Literal["paper", "code"] = "paper"  # Δ_i from the client's last w_i, or from the received model
+    personal: ClassVar[bool] = False
+    up: ClassVar[str] = "change of the model"
+    keeps: ClassVar[str] = "own model, dual"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.rho > 0, "rho", "above 0")
+        step = self.server_lr
+        self.require(step is None or (isinstance(step, Real) and 0 < step < inf), "server_lr", "above 0, or none")
+        self.require_choice("variant", "paper", "code")
+
+    def init_client(self, setup: Setup) -> Tree:
+        return {"own": setup.params, "dual": zeros_like(setup.model.trainable(setup.params))}
+
+    def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        received, dual, trainable = message["params"], state["dual"], local.model.trainable
+
+        def objective(w: Tree, batch: Batch) -> Tensor:
+            penalty = self.rho / 2 * squared_distance(trainable(w), trainable(received))
+            return local.loss(w, batch) + dot(dual, trainable(w)) + penalty
+
+        own = local.sgd(objective, received, **self.descent)
+        away = trainable(sub(own, received))  # (y_i⁺ − y_i) / ρ
+        before = received if self.variant == "code" else state["own"]
+        change = sub(own, received) | add(trainable(sub(own, before)), away)  # Δ_i; of running statistics, from θ's
+        return {"own": own, "dual": add(dual, scale(away, self.rho))}, {"change": change}
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        change = mean(exchange.received["change"])
+        step = len(exchange.clients) / exchange.num_clients if self.server_lr is None else self.server_lr
+        taken = change | scale(exchange.model.trainable(change), step)  # running statistics are only averaged
+        return {"params": add(server["params"], taken)}
+
+    def trained(self, local: LocalView, state: Tree, message: Tree, upload: Tree) -> Tree:
+        own: Tree = state["own"]
+        return own

@@ -1,0 +1,509 @@
+"""FedAMP, APPLE, FedFomo and FedALA against their literal versions, and the limits in which they are something else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtailor as ft
+import literal_mixtures as literal
+from conftest import refusal, same, tiny_federation
+from fedtailor.engines.sequential import Sequential
+from fedtailor.methods import APPLE, FedALA, FedAMP, FedAvg, FedFomo, Local
+from fedtailor.rounds import Rounds
+from fedtailor.settings import Settings
+from fedtailor.trees import Tree
+from problem import Problem, Weights, make_problem
+
+PROBLEM = make_problem()
+EVERYONE = [0, 1, 2, 3, 4]
+ROUNDS = [EVERYONE, [1, 3], [0, 2, 4], [0, 1, 3]]
+SIZE = sum(w.numel() for w in PROBLEM.start.values())
+HEAD = ("head.weight", "head.bias")
+NEW: list[type[ft.Method]] = [FedAMP, APPLE, FedFomo, FedALA]
+
+
+def run(method: ft.Method, schedule: Sequence[Sequence[int]] = ROUNDS, problem: Problem = PROBLEM) -> ft.Run:
+    """The library's run; the same one whenever asked again."""
+    return _run(method, tuple(map(tuple, schedule)), problem)
+
+
+@cache
+def _run(method: ft.Method, schedule: tuple[tuple[int, ...], ...], problem: Problem) -> ft.Run:
+    return ft.simulate(
+        method, problem.net, problem.fed, schedule=schedule, batch_size=problem.batch_size, dtype=torch.float64,
+        engine="sequential", device="cpu", evaluate_every=len(schedule),
+    )  # fmt: skip
+
+
+def models(run: ft.Run, moment: str = "trained") -> list[Tree]:
+    return [run.personal(client, moment) for client in range(run.num_clients)]
+
+
+def near(found: Sequence[Weights], wanted: Sequence[Weights], tolerance: float = 1e-10) -> bool:
+    return all(same(a, b, tolerance) for a, b in zip(found, wanted, strict=True))
+
+
+def rows_of(stacked: Weights) -> list[Weights]:
+    return [{n: leaf[i] for n, leaf in stacked.items()} for i in range(len(next(iter(stacked.values()))))]
+
+
+def begin(method: ft.Method, problem: Problem = PROBLEM) -> Rounds:
+    settings = Settings(batch_size=problem.batch_size, engine="sequential", device="cpu", dtype="float64")
+    return Rounds.build(settings, method, ft.wrap(problem.net), problem.fed, [EVERYONE] * 3)
+
+
+def view(loop: Rounds, client: int, round: int) -> ft.LocalView:
+    assert isinstance(loop.engine, Sequential)
+    return loop.engine._view(client, round)
+
+
+def alike() -> Problem:
+    """Four clients with the same samples, in one batch."""
+    own = tiny_federation((6,))
+    x, y = own.x.numpy(), own.y.numpy()
+    fed = ft.Federation.from_arrays([(x[:6], y[:6], x[6:], y[6:])] * 4, classes=3)
+    return Problem(fed, PROBLEM.net, batch_size=6)
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_is_neither_alone_nor_one_for_all(kind: type[ft.Method]) -> None:
+    for moment in ("received", "trained"):
+        for other in (Local(), FedAvg()):
+            assert not near(models(run(kind()), moment), models(run(other), moment), 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        (lambda: FedAMP(alpha=0.0), "alpha"), (lambda: FedAMP(alpha=2.0), "relative"),
+        (lambda: FedAMP(sigma=0.0), "sigma"), (lambda: FedAMP(lam=-1.0), "lam"), (lambda: FedAMP(lam=9.0), "alpha/lr"),
+        (lambda: FedAMP(attention="dot"), "cosine"),  # type: ignore[arg-type]
+        (lambda: FedAMP(self_weight=2.0), "self_weight"),
+        (lambda: FedFomo(models=0), "models"), (lambda: FedFomo(explore=2.0), "explore"),
+        (lambda: FedFomo(explore_decay=-1.0), "explore_decay"), (lambda: FedFomo(validation=1.0), "validation"),
+        (lambda: APPLE(weight_lr=-1.0), "weight_lr"), (lambda: APPLE(mu=-1.0), "mu"),
+        (lambda: APPLE(pull_rounds=2.0), "pull_rounds"), (lambda: APPLE(schedule="linear"), "cosine"),  # type: ignore[arg-type]
+        (lambda: APPLE(limit=-1), "limit"), (lambda: FedALA(weight_lr=-1.0), "weight_lr"),
+        (lambda: FedALA(layers=0), "layers"), (lambda: FedALA(share=0.0), "share"),
+        (lambda: FedALA(first_epochs=0), "first_epochs"),
+    ],
+)  # fmt: skip
+def test_senseless_fields_are_refused(fields: Any, word: str) -> None:
+    assert word in refusal(fields)
+
+
+class Normed(nn.Module):
+    """With running statistics and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.norm, self.head = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.tanh(self.norm(self.fc(x)))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FedAMP(attention="cosine"), FedFomo(models=2), APPLE(limit=2), FedALA(layers=2, share=0.5, first_epochs=3)],
+    ids=lambda method: type(method).__name__,
+)
+def test_variants_and_layers_with_statistics_map_over_clients(method: ft.Method) -> None:
+    torch.manual_seed(2)
+    net, plan = Normed().double(), [EVERYONE, [1, 3]]
+    one, other = (
+        ft.simulate(
+            method, net, PROBLEM.fed, schedule=plan, batch_size=3, dtype=torch.float64, engine=engine, device="cpu",
+            evaluate_every=2,
+        )
+        for engine in ("sequential", "vectorized")
+    )  # fmt: skip
+    for moment in ("received", "trained"):
+        assert near(models(one, moment), models(other, moment), 1e-9)
+        assert all(float(own["norm.running_var"].min()) >= 0 for own in models(one, moment))
+    assert not torch.equal(one.personal(0)["norm.running_mean"], torch.zeros(5, dtype=torch.float64))
+
+
+def crossed(run: ft.Run) -> list[tuple[dict[int, int], dict[int, int]]]:
+    """Bytes (down, up) of every client in every round."""
+    return [(record["per_client"]["bytes_down"], record["per_client"]["bytes_up"]) for record in run.records]
+
+
+@pytest.mark.parametrize(
+    ("method", "down", "up"),
+    [
+        (FedAMP(), SIZE, SIZE), (FedALA(), SIZE, SIZE),
+        (APPLE(epochs=1), 4 * SIZE, SIZE), (APPLE(epochs=1, limit=2), 2 * SIZE, SIZE + 1 / 8),
+        (FedFomo(models=3), 3 * SIZE, SIZE + 3), (FedFomo(), 4 * SIZE, SIZE + 4),
+    ],
+    ids=["fedamp", "fedala", "apple", "apple limited", "fedfomo", "fedfomo of few clients"],
+)  # fmt: skip
+def test_bytes(method: ft.Method, down: float, up: float) -> None:
+    for (got, given), clients in zip(crossed(run(method)), ROUNDS, strict=True):
+        assert got == dict.fromkeys(clients, 8 * down) and given == dict.fromkeys(clients, 8 * up)
+
+
+# FedAMP
+
+AMP: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "weak": {"lam": 0.1, "alpha": 0.2},
+    "wide": {"sigma": 3.0},
+    "plain": {"relative": False, "sigma": 0.05, "alpha": 0.02, "lam": 0.02},
+    "plain, too large a step": {"relative": False, "sigma": 0.5, "alpha": 5.0},
+    "cosine": {"attention": "cosine"},
+    "cosine, sharp": {"attention": "cosine", "sharpness": 100.0, "self_weight": 0.2},
+}
+
+
+@pytest.mark.parametrize("case", AMP)
+def test_fedamp_by_hand(case: str) -> None:
+    method = FedAMP(**AMP[case])
+    found, (wanted, rows) = run(method), literal.fedamp(PROBLEM, ROUNDS, method)
+    assert near(models(found), wanted) and near(models(found, "received"), wanted)
+    weights = torch.tensor(rows, dtype=torch.float64)
+    assert torch.allclose(found.server["weights"], weights, atol=1e-10)
+    assert float((weights - torch.eye(5)).abs().max()) > 1e-3  # there is attention
+    if case != "defaults":  # and every field has a say
+        assert not near(models(found), models(run(FedAMP())), 1e-5)
+
+
+@pytest.mark.parametrize("nothing", [{"sigma": 1e-30}, {"attention": "cosine", "self_weight": 1.0}])
+def test_fedamp_without_attention_is_local_from_the_same_start(nothing: dict[str, Any]) -> None:
+    assert near(models(run(FedAMP(lam=0.0, **nothing))), models(run(Local())), 0.0)
+    pulled = FedAMP(**nothing)  # then the pull is towards where the client stood
+    assert not near(models(run(pulled)), models(run(Local())), 1e-5)
+    assert torch.equal(run(pulled).server["weights"], torch.eye(5, dtype=torch.float64))
+
+
+def test_fedamp_of_one_client_is_local() -> None:
+    alone, schedule = make_problem((8,)), [[0]] * 3
+    assert near(models(run(FedAMP(lam=0.0), schedule, alone)), models(run(Local(), schedule, alone)), 0.0)
+
+
+def test_fedamp_of_clients_alike_is_local() -> None:
+    problem, schedule = alike(), [[0, 1, 2, 3]] * 3
+    assert near(models(run(FedAMP(lam=0.0), schedule, problem)), models(run(Local(), schedule, problem)), 1e-12)
+
+
+def test_the_pull_of_fedamp_has_a_gradient() -> None:
+    """In public code it has none, and u_i is not used: FedAMP was training alone."""
+    start = PROBLEM.start
+    one_step, problem = [[0]], make_problem((3, 3))
+    for lam in (0.0, 0.5):
+        method = FedAMP(lam=lam, epochs=2)
+        w, u = dict(start), start
+        for number in range(2):
+            slope = problem.gradient(w, problem.batches(1, 0, number)[0])
+            w = {n: w[n] - 0.1 * (slope[n] + lam / method.alpha * (w[n] - u[n])) for n in w}
+        assert near([run(method, one_step, problem).personal(0)], [w], 1e-12)
+
+
+def test_fedamp_attends_to_neighbours_and_to_the_absent() -> None:
+    found = run(FedAMP(), [EVERYONE, [0]]).server
+    flat = torch.cat([leaf.flatten(1) for leaf in found["models"].values()], 1)
+    distances = torch.cdist(flat, flat)
+    for i, row in enumerate(found["weights"]):
+        others = [j for j in EVERYONE if j != i]
+        assert sorted(others, key=lambda j: distances[i, j]) == sorted(others, key=lambda j: -row[j])
+        assert float(row.min()) > 0 and abs(float(row.sum()) - 1) < 1e-12 and float(row[i]) >= 0.5
+
+
+# FedFomo
+
+
+def affinity(record: dict[str, Any]) -> Tensor:
+    return torch.tensor(record["monitor"]["affinity"], dtype=torch.float64)
+
+
+def sent(found: ft.Run, schedule: Sequence[Sequence[int]]) -> list[dict[int, list[int]]]:
+    """Which models weighed something in every round, from what the server learnt of them."""
+    P = [torch.eye(5, dtype=torch.float64), *map(affinity, found.records)]
+    return [
+        {i: (after[i] - before[i]).nonzero()[:, 0].tolist() for i in clients}
+        for (before, after), clients in zip(pairwise(P), schedule, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FedFomo(), FedFomo(models=2), FedFomo(models=1, explore=1.0, explore_decay=0.0), FedFomo(validation=0.5, lr=0.2)],
+    ids=["all", "two", "one at random", "half"],
+)
+def test_fedfomo_by_hand(method: FedFomo) -> None:
+    schedule = [*ROUNDS, [0, 1, 2]]
+    found = run(method, schedule)
+    chosen = sent(found, schedule)
+    wanted, P = literal.fedfomo(PROBLEM, schedule, method, chosen)
+    assert near(models(found), wanted)
+    assert torch.allclose(found.server["affinity"], P, atol=1e-10)
+    assert all(len(of) <= method.models and i not in of for round in chosen for i, of in round.items())
+    assert any(weight > 0 for i in EVERYONE for j, weight in enumerate(P[i].tolist()) if i != j)
+    if method.models >= 4:  # then nobody need know what was chosen
+        received = [literal.move(PROBLEM, wanted, i, [j for j in EVERYONE if j != i], method)[0] for i in EVERYONE]
+        assert near(models(found, "received"), received)
+
+
+def test_fedfomo_with_one_own_model_is_local_on_its_training_part() -> None:
+    """Alone there is nobody to learn from; and copies of the own model weigh nothing."""
+    problem, schedule, method = make_problem((8,)), [[0]] * 3, FedFomo()
+    w, rest = problem.start, literal.parts(problem, 0, 0.2, 0)[1]
+    for t in (1, 2, 3):
+        w = literal.descend(problem, w, rest, t, 0, method.lr, method.epochs)
+    assert near([run(method, schedule, problem).personal(0)], [w])
+    loop = begin(method)
+    own = {n: leaf + 0.1 for n, leaf in PROBLEM.start.items()}
+    copies = {"models": {n: leaf.expand(4, *leaf.shape) for n, leaf in own.items()}}
+    start, weights = method._mix(view(loop, 0, 2), {"params": own}, copies)
+    assert same(start, own) and not weights.any()
+
+
+def test_fedfomo_keeps_its_own_model_where_others_are_worse() -> None:
+    loop, method = begin(FedFomo()), FedFomo()
+    good = literal.descend(PROBLEM, PROBLEM.start, PROBLEM.everything(0), 1, 0, 0.1, 20)
+    bad = {n: torch.stack([leaf, 3 * leaf]) for n, leaf in PROBLEM.start.items()}
+    with torch.no_grad():
+        start, weights = method._mix(view(loop, 0, 2), {"params": good}, {"models": bad})
+    assert same(start, good) and float(weights.max()) < 0
+
+
+def choices(method: FedFomo, P: Tensor, rounds: Sequence[int]) -> Tensor:
+    """Who is sent to client 0, [rounds, M]."""
+    server = {"affinity": P, "seed": torch.tensor(3)}
+    return torch.stack([method._choose(server, [0], round)[0] for round in rounds])
+
+
+def test_fedfomo_sends_the_best_and_explores_less_and_less() -> None:
+    P = torch.tensor([[9.0, 0.1, -0.5, 0.7, 0.0, 0.3]]).expand(6, 6)
+    assert set(choices(FedFomo(models=2, explore=0.0), P, [4])[0].tolist()) == {3, 5}
+    everyone = torch.bincount(choices(FedFomo(models=2, explore=1.0, explore_decay=0.0), P, range(1, 301)).flatten())
+    assert everyone[0] == 0 and float((everyone[1:] / 600 - 0.2).abs().max()) < 0.05
+    usual = choices(FedFomo(models=1), P, range(1, 8))
+    assert usual[6] == 3  # ε = 0.3 − 6 · 0.05 = 0
+    first = torch.cat([
+        FedFomo(models=1)._choose({"affinity": P, "seed": torch.tensor(s)}, [0], 1)[0] for s in range(400)
+    ])  # fmt: skip
+    assert abs(float((first != 3).double().mean()) - 0.3 * 0.8) < 0.06  # a random one may be the best
+    ties = choices(FedFomo(models=1, explore=0.0), torch.eye(6), range(1, 301)).flatten()
+    assert len(set(ties.tolist())) == 5  # equals come in random order
+    assert torch.equal(choices(FedFomo(), P, [1, 2]), choices(FedFomo(), P, [1, 2]))
+
+
+def test_every_field_of_fedfomo_matters() -> None:
+    methods = [FedFomo(), FedFomo(validation=0.5), FedFomo(models=1, explore=0.0)]
+    methods += [FedFomo(models=1, explore=1.0, explore_decay=decay) for decay in (0.0, 0.15)]
+    ends = [run(method, [EVERYONE] * 4).server["affinity"] for method in methods]
+    for position, end in enumerate(ends):
+        assert all(float((end - other).abs().max()) > 1e-4 for other in ends[:position])
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.drop, self.head = nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.tanh(self.fc(x))))  # type: ignore[no-any-return]
+
+
+def test_fedfomo_tries_models_in_evaluation_mode() -> None:
+    torch.manual_seed(1)
+    problem = Problem(PROBLEM.fed, Dropping().double().eval())  # the literal version evaluates without dropout
+    found = run(FedFomo(), ROUNDS[:2], problem)
+    first, second = map(affinity, found.records)
+    before = models(run(FedFomo(), ROUNDS[:1], problem))
+    w = literal.move(problem, before, 1, [0, 2, 3, 4], FedFomo())[1]
+    assert all(abs(float(second[1, n] - first[1, n]) - w[n]) < 1e-10 for n in w) and any(w.values())
+
+
+# APPLE
+
+CORES: dict[str, dict[str, Any]] = {
+    "defaults": {"weight_lr": 0.01},
+    "plain SGD": {"weight_lr": 0.01, "momentum": 0.0},
+    "fixed weights": {"weight_lr": 0.0},
+    "strong pull": {"weight_lr": 0.01, "mu": 2.0},
+    "long pull": {"weight_lr": 0.01, "mu": 2.0, "pull_rounds": 0.75},
+    "cosine": {"weight_lr": 0.01, "mu": 2.0, "pull_rounds": 0.75, "schedule": "cosine"},
+}
+
+
+@pytest.mark.parametrize("case", CORES)
+def test_apple_by_hand(case: str) -> None:
+    method = APPLE(epochs=2, **CORES[case])
+    found, (cores, ps, trained, received) = run(method), literal.apple(PROBLEM, ROUNDS, method)
+    assert near(rows_of(found.server["cores"]), cores)
+    assert near(models(found), trained) and near(models(found, "received"), received)
+    for i in EVERYONE:
+        assert torch.allclose(found.client(i)["shares"] + found.client(i)["change"], ps[i], atol=1e-10)
+        assert same(found.client(i)["core"], cores[i], 1e-10)
+    moved = max(float(found.client(i)["change"].abs().max()) for i in EVERYONE)
+    assert moved == 0 if case == "fixed weights" else moved > 1e-3
+
+
+def test_every_field_of_apple_matters() -> None:
+    ends = [models(run(APPLE(epochs=2, **fields))) for fields in CORES.values()]
+    for position, end in enumerate(ends):
+        assert all(not near(end, other, 1e-5) for other in ends[:position])
+
+
+@dataclass(frozen=True)
+class OneHot(APPLE):
+    """With p_0 all on the own core."""
+
+    def train(self, local: ft.LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        return super().train(local, self._own(local, state), message)
+
+    def trained(self, local: ft.LocalView, state: Tree, message: Tree, upload: Tree) -> Tree:
+        return super().trained(local, self._own(local, state), message, upload)
+
+    def _own(self, local: ft.LocalView, state: Tree) -> Tree:
+        own = torch.arange(len(state["shares"])) == local.index
+        return state | {"shares": own.to(state["shares"])}
+
+
+def test_apple_with_fixed_one_hot_weights_is_local() -> None:
+    alone = run(Local(momentum=0.5, epochs=1))
+    for moment in ("received", "trained"):
+        method = OneHot(lr=0.1, epochs=1, momentum=0.5, weight_lr=0.0)
+        assert near(models(run(method), moment), models(alone, moment), 1e-12)
+    assert not near(models(run(OneHot(lr=0.1, epochs=1, momentum=0.5, weight_lr=0.01))), models(alone), 1e-5)
+
+
+def test_apple_of_one_client_with_a_fixed_weight_is_local() -> None:
+    problem, schedule = make_problem((8,)), [[0]] * 3
+    method = APPLE(lr=0.1, epochs=2, momentum=0.0, weight_lr=0.0)
+    assert near(models(run(method, schedule, problem)), models(run(Local(), schedule, problem)), 1e-12)
+
+
+def test_apple_uploads_its_core_and_not_its_mixture() -> None:
+    found = run(APPLE(epochs=1), [EVERYONE] * 2)
+    assert all(same(core, found.client(i)["core"]) for i, core in enumerate(rows_of(found.server["cores"])))
+    assert not near(rows_of(found.server["cores"]), models(found), 1e-4)
+
+
+def test_apple_with_room_for_all_is_apple() -> None:
+    for limit in (4, 99):
+        whole, limited = run(APPLE(epochs=1)), run(APPLE(epochs=1, limit=limit))
+        for moment in ("received", "trained"):
+            assert near(models(whole, moment), models(limited, moment), 1e-12)
+
+
+def test_limited_apple_sees_everyone_first_and_remembers() -> None:
+    schedule = [EVERYONE] * 3
+    found = [run(APPLE(epochs=1, limit=2), schedule[:rounds]) for rounds in (1, 2, 3)]
+    assert not near(models(found[2]), models(run(APPLE(epochs=1), schedule)), 1e-5)
+    for i in EVERYONE:
+        seen = [r.client(i)["seen"] for r in found]
+        assert [int(mask.sum()) for mask in seen] == [2, 4, 4] and not seen[2][i]
+        for before, after in pairwise(found):
+            asked = before.server["wanted"][i]  # what the next round brings
+            assert int(asked.sum()) == 2 and not asked[i]
+            for name, cores in before.server["cores"].items():
+                fresh = torch.where(asked.reshape(5, *[1] * (cores.ndim - 1)), cores, before.client(i)["cache"][name])
+                assert torch.equal(after.client(i)["cache"][name], fresh)
+
+
+def test_limited_apple_asks_more_often_for_those_that_weigh_more() -> None:
+    """Of two, with p of 1 and 0 and the base 4 · 1 / 5 below 1.5: odds of 1.5 to 1."""
+    loop, method = begin(APPLE(limit=1)), APPLE(limit=1)
+    weights, seen = torch.tensor([0.0, -1.0, 0.0, 0.0, 0.0]), torch.ones(5, dtype=torch.bool)
+    rounds = 1000  # with the base of round 1 in all of them
+    asked = np.zeros(5)
+    for seed in range(rounds):
+        local = view(loop, 0, 1)
+        local._common = replace(local._common, seed=seed)
+        asked += method._want(local, weights, seen).numpy()
+    assert asked[0] == 0 and asked.sum() == rounds
+    assert abs(asked[1] / rounds - 1.5 / 4.5) < 0.04 and abs(asked[2] / rounds - 1 / 4.5) < 0.04
+
+
+# FedALA
+
+ALA: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "fast": {"weight_lr": 50.0, "first_epochs": 11},
+    "two layers": {"weight_lr": 50.0, "layers": 2, "first_epochs": 11},
+    "all layers": {"weight_lr": 50.0, "layers": 3, "first_epochs": 11},
+    "half": {"weight_lr": 50.0, "share": 0.5, "first_epochs": 11},
+    "capped": {"weight_lr": 50.0, "first_epochs": 3},
+    "long": {"weight_lr": 2.0, "first_epochs": 25, "lr": 0.5},
+}
+LAYERS = ("fc1", "fc2", "head")
+
+
+@pytest.mark.parametrize("case", ALA)
+def test_fedala_by_hand(case: str) -> None:
+    method = FedALA(**ALA[case])
+    last = [f"{layer}.{kind}" for layer in LAYERS[-method.layers :] for kind in ("weight", "bias")]
+    found, (common, W, trained, received, passes) = run(method), literal.fedala(PROBLEM, ROUNDS, method, last)
+    assert same(found.server["params"], common, 1e-10)
+    assert near(models(found), trained) and near(models(found, "received"), received)
+    assert near([found.client(i)["weights"] for i in EVERYONE], W)
+    assert set(passes) == set(EVERYONE)  # in round 1 nobody, in its next everybody
+    assert set(passes.values()) == {3} if case == "capped" else min(passes.values()) >= 10
+    values = torch.cat([leaf.flatten() for weights in W for leaf in weights.values()])
+    assert float(values.min()) >= 0 and float(values.max()) == 1 and float(values.min()) < 0.999
+    if case != "defaults":
+        assert not near(models(found), models(run(FedALA())), 1e-6)
+
+
+def test_fedala_settles_before_the_cap() -> None:
+    """With whole batches the loss falls evenly: ten passes show it, and a cap beyond them changes nothing."""
+    whole, schedule = make_problem(batch_size=9), [EVERYONE] * 2
+
+    def end(most: int) -> list[Tree]:
+        return models(run(FedALA(first_epochs=most), schedule, whole))
+
+    assert near(end(10), end(20), 0.0) and not near(end(9), end(10), 1e-8)
+
+
+def test_fedala_with_all_weights_one_starts_like_fedavg() -> None:
+    still, avg = run(FedALA(weight_lr=0.0)), run(FedAvg())
+    assert same(still.server["params"], avg.server["params"])
+    for moment in ("received", "trained"):
+        assert near(models(still, moment), models(avg, moment), 0.0)
+
+
+def test_fedala_of_more_layers_than_there_are_mixes_all() -> None:
+    three, nine = (models(run(FedALA(layers=layers, first_epochs=2))) for layers in (3, 9))
+    assert near(three, nine, 0.0)
+
+
+def begun_at(own: Weights) -> Tree:
+    """The state of a client that never learnt its weights."""
+    ones = {n: torch.ones_like(own[n]) for n in HEAD}
+    return {"own": {n: own[n] for n in HEAD}, "weights": ones, "begun": torch.tensor(False)}
+
+
+def test_the_weights_of_fedala_lower_the_loss() -> None:
+    """The factor of the slope is θ − θ_i, and not the other way round."""
+    loop, method = begin(FedALA(weight_lr=0.5, share=1.0)), FedALA(weight_lr=0.5, share=1.0)
+    for client in (0, 2, 4):
+        good = literal.descend(PROBLEM, PROBLEM.start, PROBLEM.everything(client), 1, client, 0.2, 5)
+        common = good | {n: PROBLEM.start[n] for n in HEAD}
+        with torch.no_grad():
+            start = method.personalize(view(loop, client, 2), begun_at(good), {"params": common})
+        losses = [float(PROBLEM.loss(w, PROBLEM.everything(client))) for w in (good, start, common)]
+        assert losses[0] <= losses[1] < losses[2]
+
+
+def test_fedala_learns_wherever_anything_differs() -> None:
+    """Public code looks at the sum of one tensor's difference only."""
+    loop, method = begin(FedALA(weight_lr=20.0)), FedALA(weight_lr=20.0)
+    shift = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
+    state = begun_at(PROBLEM.start)
+    common = PROBLEM.start | {"head.bias": PROBLEM.start["head.bias"] + shift}
+    with torch.no_grad():
+        start, learnt = method._mix(view(loop, 0, 2), state, {"params": common})
+        same_start, untouched = method._mix(view(loop, 0, 2), state, {"params": PROBLEM.start})
+    assert learnt["begun"] and float(learnt["weights"]["head.bias"].min()) < 1 and not same(start, common, 1e-6)
+    assert not untouched["begun"] and same(untouched["weights"], state["weights"]) and same(same_start, PROBLEM.start)
