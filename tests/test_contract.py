@@ -167,6 +167,7 @@ def test_is_better_than_doing_nothing(name: str, clients: int) -> None:
     "method",
     [
         ft.methods.FedExP(lr=0.05, epsilon=1e-9), ft.methods.PFedMe(lr=0.01, steps=3, beta=4.0),
+        ft.methods.FedADMM(lr=0.05),
         ft.methods.FedAPM(alpha="one", lr=0.05), ft.methods.SelfFL(lr=0.05, warmup=0, default_steps=3),
         ft.methods.FedAPA(lr=0.05, clip=False, printed_sign=True, weight_lr=0.05),
         ft.methods.LAG(ft.methods.FedExP(lr=0.05, epsilon=1e-9), threshold=0.9),

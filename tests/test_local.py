@@ -180,12 +180,12 @@ def test_size_steps_and_random_numbers_are_the_clients_own(net: nn.Module) -> No
     assert not torch.equal(one["noise"][0], again)
 
 
-def test_batch_mean_ignores_padding_and_halves_share_the_examples() -> None:
+def test_batch_mean_ignores_padding_and_hands_share_the_examples() -> None:
     batch = Batch(torch.arange(5.0)[:, None], torch.arange(5), torch.tensor([1.0, 1, 1, 0, 0]))
     assert batch.mean(torch.tensor([1.0, 2, 6, 99, 99])) == 3
-    even, odd = batch.halves()
-    assert even.x[:, 0].tolist() == [0, 2, 4] and odd.x[:, 0].tolist() == [1, 3]
-    assert even.weight.sum() + odd.weight.sum() == 3
+    even, odd = batch.deal(2)
+    assert even.weight.tolist() == [1, 0, 1, 0, 0] and odd.weight.tolist() == [0, 1, 0, 0, 0]
+    assert [hand.weight.sum() for hand in batch.deal(5)] == [1, 1, 1, 3, 3]  # nothing is left for the last two
     assert Batch(None, torch.zeros(1), torch.zeros(1)).mean(torch.tensor([5.0])) == 0  # nothing: zero, not NaN
 
 

@@ -412,18 +412,19 @@ def test_limited_apple_sees_everyone_first_and_remembers() -> None:
                 assert torch.equal(after.client(i)["cache"][name], fresh)
 
 
-def test_limited_apple_asks_more_often_for_those_that_weigh_more() -> None:
-    """Of two, with p of 1 and 0 and the base 4 · 1 / 5 below 1.5: odds of 1.5 to 1."""
+@pytest.mark.parametrize(("number", "base"), [(1, 1.5), (20, 4.0)])
+def test_limited_apple_asks_more_often_for_those_that_weigh_more(number: int, base: float) -> None:
+    """Of those with |p| of 1 and 0: odds of the base to 1, which is round · 1 / 5 but at least 1.5."""
     loop, method = begin(APPLE(limit=1)), APPLE(limit=1)
     weights, seen = torch.tensor([0.0, -1.0, 0.0, 0.0, 0.0]), torch.ones(5, dtype=torch.bool)
-    rounds = 1000  # with the base of round 1 in all of them
+    rounds = 1000  # with the base of one round in all of them
     asked = np.zeros(5)
     for seed in range(rounds):
-        local = view(loop, 0, 1)
+        local = view(loop, 0, number)
         local._common = replace(local._common, seed=seed)
         asked += method._want(local, weights, seen).numpy()
     assert asked[0] == 0 and asked.sum() == rounds
-    assert abs(asked[1] / rounds - 1.5 / 4.5) < 0.04 and abs(asked[2] / rounds - 1 / 4.5) < 0.04
+    assert abs(asked[1] / rounds - base / (base + 3)) < 0.04 and abs(asked[2] / rounds - 1 / (base + 3)) < 0.04
 
 
 # FedALA

@@ -86,15 +86,23 @@ def test_fedavgft_refuses_fewer_than_no_epochs() -> None:
 
 @pytest.mark.parametrize("variant", ["paper", "code"])
 @pytest.mark.parametrize("step", [None, 0.7])
-def test_fedadmm_by_hand(variant: Any, step: float | None) -> None:
+@pytest.mark.parametrize("start", ["received", "own"])
+def test_fedadmm_by_hand(variant: Any, step: float | None, start: Any) -> None:
     rho, rounds, zero = 0.3, [[0, 1, 2, 3, 4], [1, 3, 4], [0, 1]], {n: 0 * w for n, w in PROBLEM.start.items()}
-    run = PROBLEM.run(FedADMM(rho=rho, server_lr=step, variant=variant), rounds)
+    run = PROBLEM.run(FedADMM(rho=rho, server_lr=step, variant=variant, start=start), rounds)
     theta, own, y = PROBLEM.start, [PROBLEM.start for _ in range(5)], [zero for _ in range(5)]
     for t, clients in enumerate(rounds, start=1):
         changes = []
         for i in clients:
             y_i, sent = y[i], theta
-            new = descend(PROBLEM, theta, t, i, 2, lambda n, w, y_i=y_i, sent=sent: y_i[n] + rho * (w - sent[n]))
+            new = descend(
+                PROBLEM,
+                theta if start == "received" else own[i],
+                t,
+                i,
+                2,
+                lambda n, w, y_i=y_i, sent=sent: y_i[n] + rho * (w - sent[n]),
+            )
             dual = {n: y[i][n] + rho * (new[n] - theta[n]) for n in theta}
             before = own[i] if variant == "paper" else theta
             changes.append({n: (new[n] - before[n]) + (dual[n] - y[i][n]) / rho for n in theta})

@@ -1,7 +1,7 @@
 """Examples in batches, and what all clients of a run have in common."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,12 +38,16 @@ class Batch:
         of = hashing.key(self.key(), _NOISE, salt)
         return hashing.uniform(of, shape, self.weight.dtype, self.weight.device)
 
-    def halves(self) -> tuple["Batch", "Batch"]:
-        """Two independent batches: every second example, so that padding stays at the end of both."""
-        return self._rows(slice(0, None, 2)), self._rows(slice(1, None, 2))
+    def deal(self, hands: int) -> list["Batch"]:
+        """Several independent batches: examples are dealt in turn, by their weights, so shapes stay; one for which none
+        is left is the whole batch.
 
-    def _rows(self, rows: slice) -> "Batch":
-        return Batch(pick(self.x, rows), self.y[rows], self.weight[rows], self.key)
+        >>> [part.weight.tolist() for part in Batch(None, torch.zeros(3), torch.ones(3)).deal(2)]
+        [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+        """
+        turn = torch.arange(len(self.weight), device=self.weight.device) % hands
+        dealt = [self.weight * (turn == hand) for hand in range(hands)]
+        return [replace(self, weight=torch.where(own.sum() > 0, own, self.weight)) for own in dealt]
 
 
 @dataclass(frozen=True, eq=False)

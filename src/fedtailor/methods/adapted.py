@@ -1,7 +1,7 @@
 """Methods that adapt how a client trains to what is known about it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -265,8 +265,8 @@ class PerFedAvg(SGDMethod):
     The common model is trained to be good after a step of adaptation: w̃ = w − α ∇f(w; D), then w ← w − β ∇f(w̃; D′). To
     use it, a client adapts a copy to its training data and forgets it. The true slope has a factor 1 − α ∇²f(w; D″)
     before ∇f(w̃; D′): left out by "none" (FO), by "difference" (HF) made of two more slopes. A batch is dealt out to D,
-    D′ and D″; where one is left without samples it is the whole batch, so that a client of one sample learns too. The
-    paper's β is too small for tens of rounds; its α works.
+    D′ and D″; where one is left without samples it is the whole batch, so that a client of one sample learns too (batch
+    normalisation sees the whole batch in each). The paper's β is too small for tens of rounds; its α works.
     """
 
     lr: float = 0.1  # β, step of the common model (0.001 in the paper)
@@ -286,7 +286,7 @@ class PerFedAvg(SGDMethod):
 
     def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         def objective(params: Tree, batch: Batch) -> Tensor:
-            parts = _deal(batch, 2 if self.hessian == "none" else 3)  # D, D′ and for the Hessian D″
+            parts = batch.deal(2 if self.hessian == "none" else 3)  # D, D′ and for the Hessian D″
             here = map_leaves(Tensor.detach, params)
             step = scale(local.slope(local.loss, here, parts[0]), self.inner_lr)
             loss = local.loss(sub(params, step), parts[1])  # w̃ = w − step, and its slope by w is that by w̃
@@ -311,10 +311,3 @@ class PerFedAvg(SGDMethod):
 
     def _adapt(self, local: LocalView, params: Tree) -> Tree:
         return local.sgd(local.loss, params, lr=self.inner_lr, steps=self.adapt_steps)
-
-
-def _deal(batch: Batch, hands: int) -> list[Batch]:
-    """The batch as several, example by example in turn; one for which none is left is the whole batch."""
-    turn = torch.arange(len(batch.weight), device=batch.weight.device) % hands
-    dealt = [batch.weight * (turn == hand) for hand in range(hands)]
-    return [replace(batch, weight=torch.where(own.sum() > 0, own, batch.weight)) for own in dealt]

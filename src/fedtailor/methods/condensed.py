@@ -1,6 +1,7 @@
 """A method that shares neither models nor data but samples learnt to stand for the data."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -14,7 +15,7 @@ from fedtailor.errors import Refused
 from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Method, Setup
 from fedtailor.model import Inputs
-from fedtailor.trees import Params, Rows, Tree
+from fedtailor.trees import Params, Rows, Tree, repeat
 
 _START, _DIRECTIONS, _FRESH = 0, 1, 2  # salts of random numbers; from the last on, every parameter has its own
 _SMALLEST = 1e-12  # of a probability, so that its logarithm is finite
@@ -73,7 +74,11 @@ class FedAF(Method):
     def init_server(self, setup: Setup) -> Tree:
         classes, _ = setup.model.head_size
         like = next(iter(setup.params.values()))
-        return {"params": setup.params, "class_logits": like.new_zeros(classes, classes)}
+        seed = torch.tensor(setup.seed, device=like.device)
+        return {"params": setup.params, "class_logits": like.new_zeros(classes, classes), "seed": seed}
+
+    def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        return repeat({name: server[name] for name in ("params", "class_logits")}, len(clients))
 
     def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         params, target, model = self._resample(local, message["params"]), message["class_logits"], local.model.serving
@@ -109,9 +114,8 @@ class FedAF(Method):
             merge_rows(old, exchange.received[name], present).values for name in ("own_logits", "soft_labels")
         )
         labels = torch.arange(len(soft), device=present.device).expand_as(present)[present]
-        pool = _view(
-            exchange, samples[present].flatten(0, 1), labels.repeat_interleave(self.per_class), self.server_batch
-        )
+        x, y = samples[present].flatten(0, 1), labels.repeat_interleave(self.per_class)
+        pool = _view(exchange, x, y, self.server_batch, int(server["seed"]))
 
         def objective(params: Tree, batch: Batch) -> Tensor:
             answers, member = pool.model.logits(params, batch.x), membership(batch, len(soft))
@@ -123,7 +127,7 @@ class FedAF(Method):
             return batch.mean(losses) + self.server_weight * (matching * (counts > 0)).sum()
 
         params = pool.sgd(objective, server["params"], lr=self.server_lr, epochs=self.server_epochs)
-        return {"params": params, "class_logits": logits}
+        return server | {"params": params, "class_logits": logits}
 
     def _resample(self, local: LocalView, params: Params) -> Params:
         """w_k = γ w + (1 − γ) w̃; normalisation stays."""
@@ -171,7 +175,7 @@ def _normal(local: LocalView, shape: tuple[int, ...], salt: int) -> Tensor:
     return numbers
 
 
-def _view(exchange: Exchange, x: Tensor, y: Tensor, batch_size: int) -> LocalView:
+def _view(exchange: Exchange, x: Tensor, y: Tensor, batch_size: int, seed: int) -> LocalView:
     """The server's view of all synthetic samples: it trains on them as a client does on its data."""
     common = Common(
         model=exchange.model.mode(training=True),
@@ -182,7 +186,7 @@ def _view(exchange: Exchange, x: Tensor, y: Tensor, batch_size: int) -> LocalVie
         rounds=exchange.round,
         num_clients=1,
         total_size=len(y),
-        seed=0,
+        seed=seed,
         dtype=x.dtype,
     )
     every = torch.arange(len(y), device=y.device)

@@ -23,9 +23,10 @@ class APPLE(SGDMethod):
 
     A client's model is Σ_j p_ij w_j over the core models of all clients; it learns its own core w_i and its p_i, which
     may take any sign and sum. p_i is kept as p_0 and its change. The pull μ‖p_i − p_0‖² is the authors' code's; the
-    paper has half of it. All cores begin at the common start. Running statistics of batch normalisation are the
+    paper may have half of it. All cores begin at the common start. Running statistics of batch normalisation are the
     client's own, for nothing mixes them. With `limit`, a client asks in its upload for the M cores it wants next.
-    Weight decay, if any, holds p_i near p_0 too.
+    Weight decay, if any, holds p_i near p_0 too. For tens of clients: what is sent takes participants × clients models
+    of memory.
     """
 
     lr: float = 0.1  # η_1, of the core (0.01 in the paper)
@@ -149,7 +150,7 @@ class APPLE(SGDMethod):
 
     def _want(self, local: LocalView, weights: Tensor, seen: Tensor) -> Tensor:
         """M others for the next round: those never seen first; then by chance, with odds that grow with |p_ij|."""
-        base = max(1.5, local.round * self.limit / local.num_clients)
+        base = max(1.5, local.round * self.limit / local.num_clients)  # with the authors' λ = 1
         draws = local.uniform((local.num_clients,), _CHOICE)
         clocks = torch.where(seen, -draws.log() / base ** weights.abs(), -draws)  # who rings first is drawn first
         mine = torch.arange(local.num_clients, device=seen.device) == local.index

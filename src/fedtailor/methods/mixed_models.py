@@ -20,11 +20,13 @@ class FedAMP(SGDMethod):
     its own towards u_i. The paper leaves open where the client starts: here at u_i, near which the minimum lies. Its
     exp(−‖w_i − w_j‖²/σ) is 0 in any network unless σ fits the distances, so they are measured by their mean over all
     pairs of clients, and the step α_t is taken as large as leaves the own model at least 1 − α (see `relative`).
-    attention="cosine" is HeurFedAMP: the own weight is fixed, and others share the rest by exp(σ cos(w_i, w_j)).
+    The pull is by λ/α with the field's α, not the step that this choice implies. On data where training alone is best,
+    attention costs accuracy: a smaller σ turns it down. attention="cosine" is HeurFedAMP: the own weight is fixed, and
+    others share the rest by exp(σ cos(w_i, w_j)).
     """
 
     alpha: float = 0.5  # α, most that all others weigh in u_i; of plain distances: α_t, the step of the attention
-    sigma: float = 0.2  # σ, at which squared distance a weight has fallen by e; in mean squared distances if relative
+    sigma: float = 0.5  # σ, at which squared distance a weight has fallen by e; in mean squared distances if relative
     lam: float = 0.5  # λ, pull towards u_i, by λ/α (1 in the paper)
     relative: bool = True  # squared distances are divided by their mean; false: plain, as in the paper
     attention: Literal["distance", "cosine"] = "distance"  # what decides the weights: FedAMP's, or HeurFedAMP's

@@ -132,6 +132,7 @@ class FedALA(SGDMethod):
     A client starts from θ_i + (θ − θ_i) ⊙ W in its last layers and from the common θ below. It learns W on a random
     share of its data, another in every round: the first time until the loss settles, then one pass a round. Where θ is
     still θ_i, as in round 1, there is nothing to learn. The authors' code counts parameter tensors (2: the last layer).
+    Normalisation, with its running statistics, is the common one's.
     """
 
     weight_lr: float = 1.0  # η of W

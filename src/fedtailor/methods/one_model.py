@@ -55,7 +55,10 @@ class FedAvgFT(_Averaging):
         self.require(self.tuning_epochs >= 0, "tuning_epochs", "at least 0")
 
     def personalize(self, local: LocalView, state: Tree, message: Tree) -> Tree:
-        return local.sgd(local.loss, message["params"], **(self.descent | {"epochs": self.tuning_epochs}))
+        common = super().personalize(local, state, message)
+        if not self.tuning_epochs:
+            return common
+        return local.sgd(local.loss, common, **(self.descent | {"epochs": self.tuning_epochs}))
 
     def trained(self, local: LocalView, state: Tree, message: Tree, upload: Tree) -> Tree:
         params: Tree = upload["params"]
@@ -178,13 +181,15 @@ class FedADMM(SGDMethod):
     A client moves w_i by f_i(w) + ⟨y_i, w − θ⟩ + ρ/2 ‖w − θ‖², with a dual y_i of its own; all clients count alike. The
     upload Δ_i is the change of w_i + y_i/ρ since the client last took part; in the authors' code ("code") twice the
     change from θ. Decided here: w_i begins at θ, as in the code, for from its last place it hardly
-    feels θ by so small a ρ; and η = m/N, which keeps θ the mean of all w_i + y_i/ρ. The code has η = 1, which is the
-    same when everyone takes part; when few do, changes since the last time would count again and again and grow.
+    feels θ by so small a ρ; and η = m/N, which keeps θ the mean of all w_i + y_i/ρ. The code has η = 1 (0.5 from round
+    60 on), which is the same when everyone takes part; when few do, changes since the last time would count again and
+    again and grow. The code draws the number of epochs from 1 to 10 every time; here it is `epochs`.
     """
 
     rho: float = 0.01  # ρ, penalty
     server_lr: float | None = None  # η, step of the server (1 in the code); none: m/N, the share of clients in a round
     variant: Literal["paper", "code"] = "paper"  # Δ_i from the client's last w_i, or from the received model
+    start: Literal["received", "own"] = "received"  # w_i when training begins: what was received, or its last place
     personal: ClassVar[bool] = False
     up: ClassVar[str] = "change of the model"
     keeps: ClassVar[str] = "own model, dual"
@@ -195,6 +200,7 @@ class FedADMM(SGDMethod):
         step = self.server_lr
         self.require(step is None or (isinstance(step, Real) and 0 < step < inf), "server_lr", "above 0, or none")
         self.require_choice("variant", "paper", "code")
+        self.require_choice("start", "received", "own")
 
     def init_client(self, setup: Setup) -> Tree:
         return {"own": setup.params, "dual": zeros_like(setup.model.trainable(setup.params))}
@@ -206,17 +212,20 @@ class FedADMM(SGDMethod):
             penalty = self.rho / 2 * squared_distance(trainable(w), trainable(received))
             return local.loss(w, batch) + dot(dual, trainable(w)) + penalty
 
-        own = local.sgd(objective, received, **self.descent)
+        own = local.sgd(objective, received if self.start == "received" else state["own"], **self.descent)
         away = trainable(sub(own, received))  # (y_i⁺ − y_i) / ρ
         before = received if self.variant == "code" else state["own"]
-        change = sub(own, received) | add(trainable(sub(own, before)), away)  # Δ_i; of running statistics, from θ's
-        return {"own": own, "dual": add(dual, scale(away, self.rho))}, {"change": change}
+        upload = {
+            "change": add(trainable(sub(own, before)), away),  # Δ_i
+            "statistics": {name: leaf for name, leaf in own.items() if name not in dual},
+        }
+        return {"own": own, "dual": add(dual, scale(away, self.rho))}, upload
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        change = mean(exchange.received["change"])
+        average = mean(exchange.received)
         step = len(exchange.clients) / exchange.num_clients if self.server_lr is None else self.server_lr
-        taken = change | scale(exchange.model.trainable(change), step)  # running statistics are only averaged
-        return {"params": add(server["params"], taken)}
+        moved = add(exchange.model.trainable(server["params"]), scale(average["change"], step))
+        return {"params": moved | average["statistics"]}
 
     def trained(self, local: LocalView, state: Tree, message: Tree, upload: Tree) -> Tree:
         own: Tree = state["own"]

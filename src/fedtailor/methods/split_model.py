@@ -159,7 +159,9 @@ class FedBABU(_OwnHead):
 
     def personalize(self, local: LocalView, state: Tree, message: Tree) -> Tree:
         params = super().personalize(local, state, message)
-        return local.sgd(local.loss, params, **self.descent | {"epochs": self.tuning_epochs})
+        if not self.tuning_epochs:
+            return params
+        return local.sgd(local.loss, params, **(self.descent | {"epochs": self.tuning_epochs}))
 
     def trained(self, local: LocalView, state: Tree, message: Tree, upload: Tree) -> Tree:
         params: Tree = upload["params"] | state["personal"]
