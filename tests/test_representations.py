@@ -498,6 +498,22 @@ def test_gpfl_contexts_are_zero_in_round_1_and_the_clients_own_later(problem: Pr
         assert torch.allclose(run.personal(i, "received")["context"], expected, atol=1e-12)
 
 
+def test_gpfl_listens_to_its_context_for_long() -> None:
+    """A decay as strong as the paper's, at our learning rate, would have silenced it after so many steps."""
+
+    def heard(method: GPFL) -> float:
+        """How much the valve's gain differs between the contexts of two clients."""
+        run = problem.run(method, [[0, 1, 2, 3, 4]] * 40)
+        gains = [gain_of(run.server["valve"]["gain"], run.client(i)["context"]) for i in (0, 3)]
+        return float((gains[0] - gains[1]).abs().max())
+
+    def gain_of(block: Weights, context: Tensor) -> Tensor:
+        return layer_norm(block, torch.relu(dense(block, context)))
+
+    problem = make_problem()
+    assert heard(GPFL()) > 10 * heard(GPFL(mu=0.1))
+
+
 def test_gpfl_embeddings_of_classes_nobody_has_stay_finite() -> None:
     """One class only, one sample only: norms and cosines have slopes."""
     fed = tiny_federation((1, 1))

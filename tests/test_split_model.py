@@ -471,10 +471,20 @@ def test_the_overlap_is_measured_by_ones_own_mask() -> None:
     assert bool(overlap.isfinite().all())  # also of a client for whom nothing is critical
 
 
-def test_rounding_does_not_part_clients_that_overlap_alike() -> None:
+def test_rounding_does_not_part_clients_that_overlap_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean of twelve times 0.1 is above 0.1."""
-    overlap, everyone = torch.full((4, 4), 0.1, dtype=torch.float64), torch.ones(4, dtype=torch.bool)
-    assert FedCAC(beta=1)._collaborators(overlap, everyone, round=9).all()
+    everyone = torch.ones(4, dtype=torch.bool)
+    monkeypatch.setattr("fedtailor.methods.split_by_data.overlaps", lambda masks: torch.full((4, 4), 0.1).double())
+    assert FedCAC(beta=1)._collaborators({"w": everyone[:, None]}, everyone, round=9).all()
+
+
+def test_who_has_nothing_critical_has_no_say_in_who_collaborates() -> None:
+    """Its overlaps would be far below 0, and so would their mean, the threshold of everyone else."""
+    masks = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
+    found = FedCAC()._collaborators({"w": masks}, torch.ones(4, dtype=torch.bool), round=1)
+    without = FedCAC()._collaborators({"w": masks[:3]}, torch.ones(3, dtype=torch.bool), round=1)
+    assert torch.equal(found[:3, :3], without) and found[3].tolist() == [False, False, False, True]
+    assert not without.all()
 
 
 def test_fedcac_gives_who_was_away_what_it_would_start_with_now() -> None:

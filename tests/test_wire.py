@@ -186,7 +186,8 @@ Cost = float | list[float]  # numbers of four bytes in a round: in all rounds, o
 ONE_MODEL = ["fedavg", "fedavgft", "fedprox", "fedexp", "fedadmm"]
 OWN_MODEL = ["ditto", "pfedme", "fedphp", "fedala", "perfedavg", "fedamp", "pfedla", "pfedhn"]
 SHARED_BODY = ["fedper", "fedrep", "fedbabu", "fedalt", "fedsim", "fedapa", "fedapm"]
-TABLE: dict[str, tuple[Cost, Cost]] = {  # method -> down, up; of three clients with two of the classes each
+# method -> down, up; of three clients with two of the classes each: prototypes of the others neither exist nor cross
+TABLE: dict[str, tuple[Cost, Cost]] = {
     "local": (0, 0),
     **dict.fromkeys([*ONE_MODEL, *OWN_MODEL], (MODEL, MODEL)),
     **dict.fromkeys(SHARED_BODY, (BODY, BODY)),

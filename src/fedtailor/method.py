@@ -136,7 +136,8 @@ class Method:
         return params
 
     def trained(self, local: "LocalView", state: Tree, message: Tree, upload: Tree) -> Tree:
-        """The client's own model at the moment `trained`: the upload stands for what was received."""
+        """The client's own model at the moment `trained`: the upload stands for what was received. It is asked every
+        round; for a client that never trained, `personalize` of the start stands for it."""
         return self.personalize(local, state, message | upload)
 
     def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:

@@ -93,9 +93,10 @@ class Model:
     def answer(self, params: Params, features: Tensor) -> Tensor:
         """What the head makes of features; of the parameters only the head's are needed."""
         head = self._head
-        placed = {
-            place.removeprefix(f"{self.head}."): params[name] for layer, place, name in self._places if layer is head
-        }
+        names = {place.removeprefix(f"{self.head}."): name for layer, place, name in self._places if layer is head}
+        if missing := [name for name in names.values() if name not in params]:
+            raise Refused(f"The head's '{missing[0]}' is another layer's too, and this method needs a head of its own.")
+        placed = {place: params[name] for place, name in names.items()}
         return functional_call(head, placed, (features,))  # type: ignore[no-any-return]
 
     @property

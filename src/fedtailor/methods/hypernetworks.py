@@ -38,7 +38,8 @@ class PFedLA(SGDMethod):
 
     There is no official code. Weights are normalised by their sum, and are the own model's alone where all are 0, as in
     the known re-implementation; softmax, which the paper may use, is a switch. The step is larger than there, where the
-    weights hardly leave their start in some tens of rounds: slopes are divided by the sum over all clients.
+    weights hardly leave their start in some tens of rounds: slopes are divided by the sum over all clients. A row of
+    shares in which only one is left stays so, for its slope is 0.
     """
 
     lr: float = 0.1  # η, local learning rate (0.01 in the re-implementation)

@@ -16,6 +16,8 @@ from fedtailor.model import Inputs, Model
 from fedtailor.simplex import least_mixtures
 from fedtailor.trees import Params, Rows, Tree, combine, mean, put, repeat, scale, sub, take
 
+_AT_ONCE = 2**22  # numbers of FedPAC's matrices in work at once; bounds memory, changes nothing else
+
 
 def _no_prototypes(setup: Setup) -> Rows:
     """Before round 1: of no class."""
@@ -40,7 +42,8 @@ class FedProto(SGDMethod):
     paper normalises its mean over the owners of a class is not settled: here the weights n_ik / Σ_i n_ik sum to 1, for
     on any other scale prototypes would not lie among features. A client's prototypes are those of its trained model,
     by one more pass; the authors' code means over the last epoch, while the model still moves. A class that nobody of
-    the round has keeps its prototype. The local head answers until each of the client's classes has a prototype.
+    the round has keeps its prototype. The local head answers until each of the client's classes has a prototype. As
+    trained, a model answers by the prototypes it was trained with.
     """
 
     lam: float = 1.0  # λ, pull of features towards the prototypes of their classes
@@ -168,7 +171,7 @@ class FedPAC(SGDMethod):
     (from the second round on, as in the authors' code: before there are none); the server mixes heads for every client
     so that the mixture's expected error is least. A class that nobody of the round has keeps its prototype. P is a
     Gram matrix plus diag(V), so it is made positive by V ≥ 0 alone; the authors' code drops all its eigenvalues below
-    0.01 where rounding makes one negative. Where statistics are not finite, clients keep their heads.
+    0.01 where rounding makes one negative. A client whose best mixture cannot be told keeps its head.
     """
 
     lr: float = 0.1  # η, of the body (0.01 in the paper)
@@ -249,12 +252,15 @@ class FedPAC(SGDMethod):
         flat = moments.flatten(1).double()
         products, own = flat @ flat.T, torch.eye(len(flat), dtype=torch.float64, device=flat.device)
         squares = products.diagonal()  # ‖H_i‖²
-        costs = squares[:, None, None] - products[:, None, :] - products[:, :, None] + products
         least = 1e-14 * squares.mean() + 1e-30  # a client of one sample has V = 0, but for rounding
-        costs = costs + torch.diag(variances.double().clamp(min=least))
-        if not costs.isfinite().all():
-            return own
-        weights = least_mixtures(costs)
+        spread = torch.diag(variances.double().clamp(min=least))
+        found = []
+        for some in torch.split(torch.arange(len(flat), device=flat.device), max(1, _AT_ONCE // len(flat) ** 2)):
+            rows = products[some]
+            costs = squares[some, None, None] - rows[:, None, :] - rows[:, :, None] + products + spread
+            found.append(least_mixtures(costs))
+        weights = torch.cat(found)
+        weights = torch.where(weights.isfinite().all(1, keepdim=True), weights, own)
         cut = weights.amax(1, keepdim=True).clamp(max=self.smallest)  # the largest stays, however many there are
         weights = torch.where(weights < cut, 0, weights)
         return weights / weights.sum(1, keepdim=True)

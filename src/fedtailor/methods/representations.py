@@ -194,11 +194,12 @@ class GPFL(SGDMethod):
     one g for the common embeddings e_k of classes, towards which it is guided by angle and, λ, by distance. Contexts
     are means of embeddings, held during a round: g of all alike, p_i by the client's share of every class. Where the
     paper takes the embeddings from is open; here they are those just received, so that p_i fits the body that came with
-    them. `contexts`="own" is the code's choice. Before anything was learnt (round 1) both contexts are zero.
+    them. `contexts`="own" is the code's choice. Before anything was learnt (round 1) both contexts are zero. μ times
+    the learning rate is as with a rate of 0.005: with more, the valve decays until contexts change nothing.
     """
 
     lam: float = 0.01  # λ, weight of the distance to the own class's embedding (Frobenius, not squared, over a batch)
-    mu: float = 0.1  # μ, weight decay of embeddings and valve; weight_decay is that of body and head
+    mu: float = 0.005  # μ, weight decay of embeddings and valve (0.1 in the paper); weight_decay: of body and head
     contexts: Literal["received", "own"] = "received"  # embeddings that make them: received, or as the client left them
     down: ClassVar[str] = "body, embeddings of classes, valve"
     up: ClassVar[str] = "body, embeddings of classes, valve"

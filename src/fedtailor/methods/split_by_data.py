@@ -28,7 +28,7 @@ class FedAS(SGDMethod):
     """
 
     align_epochs: int = 1  # epochs of alignment; 0: none
-    align_lr: float = 0.01  # learning rate of alignment
+    align_lr: float = 0.01  # learning rate of alignment (the code's, mild beside our lr)
     weights: Literal["fisher", "size", "uniform"] = "fisher"  # of bodies in the average: F_i, by samples, or all alike
     down: ClassVar[str] = "body"
     up: ClassVar[str] = "body, Fisher weight"
@@ -103,7 +103,8 @@ class FedCAC(SGDMethod):
     much the same critical ones, all others from the common model θ; past round β, critical ones are a client's own.
     The server mixes, so that one model crosses down. The paper has everyone in every round: where some are away, the
     server keeps the last model and mask of all who ever took part, and mixes anew for whoever is next; a client that
-    never did gets θ. Running statistics are averaged like θ.
+    never did gets θ. What moved by 1e-10 or less is not critical, for rounding would choose. Running statistics are
+    averaged like θ.
     """
 
     tau: float = 0.5  # τ, share of every tensor that is critical (0.4 for CIFAR-100 in the paper)
@@ -148,7 +149,7 @@ class FedCAC(SGDMethod):
             "params": mean(received["params"], exchange.sizes),
             "models": put(server["models"], clients, exchange.model.trainable(received["params"])),
             "critical": critical,
-            "collaborators": self._collaborators(overlaps(critical), known, exchange.round),
+            "collaborators": self._collaborators(critical, known, exchange.round),
         }
 
     def _critical(self, before: Tensor, after: Tensor) -> Tensor:
@@ -160,11 +161,12 @@ class FedCAC(SGDMethod):
         least = sensitivity.flatten().topk(count).values[-1]
         return (sensitivity >= least) & (sensitivity > _STILL)
 
-    def _collaborators(self, overlap: Tensor, known: Tensor, round: int) -> Tensor:
+    def _collaborators(self, critical: Params, known: Tensor, round: int) -> Tensor:
         """Who of those that took part overlaps with whom by more than a threshold, which rises from the mean to the
-        largest overlap; everybody with itself."""
-        own = torch.diag(known)
-        pairs = (known & known[:, None]) ^ own
+        largest overlap; everybody with itself, and who has nothing critical with nobody else."""
+        own, overlap = torch.diag(known), overlaps(critical)
+        some = known & torch.stack([mask.flatten(1).any(1) for mask in critical.values()]).any(0)
+        pairs = (some & some[:, None]) & ~own
         if not pairs.any():
             return own
         usual, largest = overlap[pairs].mean(), overlap[pairs].max()

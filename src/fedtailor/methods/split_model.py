@@ -123,8 +123,8 @@ class FedRep(_OwnHead):
     """Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021.
 
     First the head is fitted to the received body, then the body is trained under that head; each by an optimiser of its
-    own, so momentum and weight decay move nothing that is frozen. The authors' code spends its last round on heads
-    alone; here all rounds are alike.
+    own, so momentum and weight decay move nothing that is frozen. The authors' code adds 10 epochs of heads alone
+    to its last round; here all rounds are alike.
     """
 
     epochs: int = 1  # local epochs of the body

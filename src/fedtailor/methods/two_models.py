@@ -125,7 +125,7 @@ class FedPHP(SGDMethod):
     A client's own model is a running mean of its past local models, in which a new one counts less the more rounds the
     client took part in. It is what the client uses, and it teaches the next local training, as in the authors' code. In
     a batch without spread (a lone example) their kernels pull without bound, which they meet by clipping gradients;
-    here the bandwidth is at least a hundredth of the mean squared feature.
+    here the bandwidth is at least a hundredth of the mean squared feature. For models that classify.
     """
 
     lam: float = 0.1  # λ, share of the teaching in the loss
