@@ -71,6 +71,16 @@ def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
     return all(torch.allclose(left[n].double(), right[n].double(), rtol=tolerance, atol=tolerance) for n in left)
 
 
+def alike(found: Sequence[Tree], wanted: Sequence[Tree], tolerance: float = 0.0) -> bool:
+    """`same` of every two."""
+    return all(same(a, b, tolerance) for a, b in zip(found, wanted, strict=True))
+
+
+def models(run: ft.Run, moment: str = "trained") -> list[Tree]:
+    """Everyone's own model."""
+    return [run.personal(client, moment) for client in range(run.num_clients)]
+
+
 def apply_mapped(
     common: Common, samples: Samples, function: Callable[..., Tree], round: int, clients: Sequence[int], *trees: Tree
 ) -> Tree:

@@ -30,6 +30,15 @@ class ThreeLayers(nn.Module):
         return self.head(torch.tanh(self.fc2(torch.tanh(self.fc1(x)))))  # type: ignore[no-any-return]
 
 
+def average(parts: Sequence[Weights], shares: Sequence[float]) -> Weights:
+    """The mean by these shares, of any sum."""
+    return {
+        name: sum((part[name] * share for part, share in zip(parts, shares, strict=True)), torch.zeros(()))
+        / sum(shares)
+        for name in parts[0]
+    }
+
+
 @dataclass(frozen=True, eq=False)
 class Problem:
     """Clients of very different sizes, one network, small batches; all numbers in float64."""

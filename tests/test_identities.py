@@ -1,6 +1,5 @@
 """Meaning: limits in which one method must equal another, and first rounds computed by hand."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch import nn
 
 import fedtailor as ft
-from conftest import same, tiny_federation
+from conftest import alike, models, same, tiny_federation
 from fedtailor.methods import Ditto, FedAvg, FedPer, FedProx, Local, Scaffold
 
 ROUNDS = [[0, 1, 2, 3], [0, 2], [1, 2, 3], [3]]
@@ -17,14 +16,6 @@ ROUNDS = [[0, 1, 2, 3], [0, 2], [1, 2, 3], [3]]
 def go(method: ft.Method, net: nn.Module, fed: ft.Federation | None = None, **more: Any) -> ft.Run:
     settings: dict[str, Any] = {"schedule": ROUNDS, "batch_size": 3, "dtype": torch.float64} | more
     return ft.simulate(method, net, fed or tiny_federation(), **settings)
-
-
-def models(run: ft.Run, moment: str = "trained") -> list[dict[str, Any]]:
-    return [run.personal(client, moment) for client in range(run.num_clients)]
-
-
-def equal(a: Sequence[dict[str, Any]], b: Sequence[dict[str, Any]], tolerance: float = 0.0) -> bool:
-    return all(same(x, y, tolerance) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("extra", [{}, {"momentum": 0.9, "weight_decay": 0.01}])
@@ -44,7 +35,7 @@ def test_fedprox_pulls_towards_the_received_model(net: nn.Module) -> None:
 
 
 def test_ditto_without_pull_is_local(net: nn.Module) -> None:
-    assert equal(models(go(Ditto(lam=0.0), net)), models(go(Local(), net)))
+    assert alike(models(go(Ditto(lam=0.0), net)), models(go(Local(), net)))
 
 
 def test_the_common_model_of_ditto_is_fedavgs(net: nn.Module) -> None:
@@ -55,7 +46,7 @@ def test_ditto_with_a_strong_pull_stays_with_the_received_model(net: nn.Module) 
     """λ η = 1: a step lands on the received model less η times the gradient there."""
     run = go(Ditto(lam=10.0, lr=0.1, epochs=1), net, tiny_federation((3, 3)), schedule=[[0, 1]])
     avg = go(FedAvg(lr=0.1, epochs=1), net, tiny_federation((3, 3)), schedule=[[0, 1]])
-    assert equal(models(run), models(avg), 1e-12)  # in round 1 own and received are the same
+    assert alike(models(run), models(avg), 1e-12)  # in round 1 own and received are the same
 
 
 def test_scaffold_with_one_step_equal_sizes_and_everyone_is_fedavg(net: nn.Module) -> None:
@@ -128,7 +119,7 @@ def test_fedavg_by_hand_against_torch_optim(net: nn.Module) -> None:
 def test_one_client_fedavg_is_local(net: nn.Module) -> None:
     fed = tiny_federation((8,))
     avg, local = (go(m, net, fed, schedule=[[0]] * 3) for m in (FedAvg(), Local()))
-    assert equal(models(avg, "received"), models(local, "received"))
+    assert alike(models(avg, "received"), models(local, "received"))
 
 
 def test_uniform_weights_count_every_client_alike(net: nn.Module) -> None:
@@ -151,14 +142,14 @@ def test_fedper_shares_the_body_and_keeps_the_head(net: nn.Module) -> None:
 def test_fedper_of_one_client_is_local(net: nn.Module) -> None:
     fed = tiny_federation((8,))
     per, local = (go(m, net, fed, schedule=[[0]] * 3) for m in (FedPer(), Local()))
-    assert equal(models(per, "received"), models(local, "received"))
+    assert alike(models(per, "received"), models(local, "received"))
 
 
 def test_methods_differ_where_they_should(net: nn.Module) -> None:
     runs = [models(go(m, net)) for m in (Local(), FedAvg(), FedProx(mu=0.5), Scaffold(), FedPer(), Ditto())]
     for position, run in enumerate(runs):
         for other in runs[:position]:
-            assert not equal(run, other, 1e-6)
+            assert not alike(run, other, 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 import literal_mixtures as literal
-from conftest import refusal, same, tiny_federation
+from conftest import models, refusal, same, tiny_federation
 from fedtailor.engines.sequential import Sequential
 from fedtailor.methods import APPLE, FedALA, FedAMP, FedAvg, FedFomo, Local
 from fedtailor.rounds import Rounds
@@ -40,10 +40,6 @@ def _run(method: ft.Method, schedule: tuple[tuple[int, ...], ...], problem: Prob
         method, problem.net, problem.fed, schedule=schedule, batch_size=problem.batch_size, dtype=torch.float64,
         engine="sequential", device="cpu", evaluate_every=len(schedule),
     )  # fmt: skip
-
-
-def models(run: ft.Run, moment: str = "trained") -> list[Tree]:
-    return [run.personal(client, moment) for client in range(run.num_clients)]
 
 
 def near(found: Sequence[Weights], wanted: Sequence[Weights], tolerance: float = 1e-10) -> bool:

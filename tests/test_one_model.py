@@ -1,26 +1,17 @@
 """FedAvgFT and FedADMM: rounds by hand, limits, and what public code gets wrong. The others are in test_identities."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 import fedtailor as ft
-from conftest import refusal, same, tiny_federation
+from conftest import alike, models, refusal, same, tiny_federation
 from fedtailor.methods import FedADMM, FedAvg, FedAvgFT, FedProx, Local
 from problem import Problem, Weights, make_problem
 
 PROBLEM = make_problem()
 ROUNDS = [[0, 1, 2, 3, 4], [1, 3, 4]]
-
-
-def models(run: ft.Run, moment: str) -> list[Weights]:
-    return [run.personal(client, moment) for client in range(run.num_clients)]
-
-
-def alike(found: Sequence[Weights], wanted: Sequence[Weights], tolerance: float = 0.0) -> bool:
-    return all(same(a, b, tolerance) for a, b in zip(found, wanted, strict=True))
 
 
 def descend(problem: Problem, start: Weights, t: int, i: int, epochs: int, pull: Any = None) -> Weights:

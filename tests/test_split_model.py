@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import refusal, same, tiny_federation
+from conftest import alike, refusal, same, tiny_federation
 from fedtailor.methods import FedAlt, FedAS, FedAvg, FedBABU, FedBN, FedCAC, FedPer, FedRep, FedSim, LGFedAvg, Local
 from fedtailor.methods.split_by_data import overlaps
 from fedtailor.trees import stack
-from problem import Problem, Weights, make_problem
+from problem import Problem, Weights, average, make_problem
 
 EXACT = 1e-10
 SCHEDULE = [[0, 1, 2, 3, 4], [1, 3, 4], [0, 3]]  # all; then some; then one who was away
@@ -27,22 +27,11 @@ def models(run: ft.Run, moment: str = "received") -> list[dict[str, Any]]:
     return [run.personal(client, moment) for client in range(run.num_clients)]
 
 
-def equal(a: Sequence[Any], b: Sequence[Any], tolerance: float = 0.0) -> bool:
-    return all(same(x, y, tolerance) for x, y in zip(a, b, strict=True))
-
-
 # 1. by hand
 
 
 def only(weights: Weights, names: Iterable[str]) -> Weights:
     return {name: weights[name] for name in names}
-
-
-def average(parts: Sequence[Weights], shares: Sequence[float]) -> Weights:
-    return {
-        name: sum((p[name] * s for p, s in zip(parts, shares, strict=True)), torch.zeros(())) / sum(shares)
-        for name in parts[0]
-    }
 
 
 @dataclass(frozen=True)
@@ -86,8 +75,8 @@ def test_fedrep_by_hand(sgd: dict[str, Any]) -> None:
             heads[i] = only(trained[i], HEAD)
         body = average([only(trained[i], BODY) for i in clients], [problem.sizes[i] for i in clients])
     assert same(run.server["params"], body, EXACT)
-    assert equal(models(run), [{**body, **head} for head in heads], EXACT)
-    assert equal(models(run, "trained"), trained, EXACT)
+    assert alike(models(run), [{**body, **head} for head in heads], EXACT)
+    assert alike(models(run, "trained"), trained, EXACT)
 
 
 @SGD
@@ -104,8 +93,8 @@ def test_fedbabu_by_hand(sgd: dict[str, Any]) -> None:
     next_round = len(SCHEDULE) + 1
     tuned = [descend({**body, **head}, BODY + HEAD, next_round, i, epochs=3) for i in range(5)]
     assert same(run.server["params"], body, EXACT)
-    assert equal(models(run), tuned, EXACT)
-    assert equal([run.personal(i, "trained") for i in (0, 1, 3, 4)], [trained[i] for i in (0, 1, 3, 4)], EXACT)
+    assert alike(models(run), tuned, EXACT)
+    assert alike([run.personal(i, "trained") for i in (0, 1, 3, 4)], [trained[i] for i in (0, 1, 3, 4)], EXACT)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "size"])
@@ -120,8 +109,8 @@ def test_lg_fedavg_by_hand(weights: Any) -> None:
         shares = [problem.sizes[i] if weights == "size" else 1 for i in clients]
         head = average([only(trained[i], HEAD) for i in clients], shares)
     assert same(run.server["params"], head, EXACT)
-    assert equal(models(run), [{**own, **head} for own in trained], EXACT)
-    assert equal(models(run, "trained"), trained, EXACT)
+    assert alike(models(run), [{**own, **head} for own in trained], EXACT)
+    assert alike(models(run, "trained"), trained, EXACT)
 
 
 class Shortcut(nn.Module):
@@ -226,7 +215,7 @@ def test_fedas_by_hand() -> None:
             weights.append(fisher(problem, own[i], i))
         body = average([only(own[i], BODY) for i in clients], weights)
     assert same(run.server["params"], body, EXACT)
-    assert equal(models(run), own, EXACT) and equal(models(run, "trained"), own, EXACT)
+    assert alike(models(run), own, EXACT) and alike(models(run, "trained"), own, EXACT)
 
 
 Mask = set[tuple[str, int]]  # critical numbers: their tensor, and their place in it
@@ -276,8 +265,8 @@ def test_fedcac_by_hand(tau: float, beta: int) -> None:
             group = [j for j in masks if j == i or overlap[i, j] >= threshold]
             nxt[i] = mix(masks[i], average([last[j] for j in group], [1] * len(group)), common)
     assert same(run.server["params"], common, EXACT)
-    assert equal(models(run), nxt, EXACT)
-    assert equal(models(run, "trained"), [last.get(i, problem.start) for i in range(5)], EXACT)
+    assert alike(models(run), nxt, EXACT)
+    assert alike(models(run, "trained"), [last.get(i, problem.start) for i in range(5)], EXACT)
 
 
 # 2. limits
@@ -293,7 +282,7 @@ def test_fedrep_without_head_epochs_trains_the_body_of_fedbabu() -> None:
 def test_fedrep_with_as_many_epochs_of_both_is_fedalt() -> None:
     problem = make_problem()
     rep, alt = (problem.run(m, SCHEDULE) for m in (FedRep(head_epochs=2, epochs=2), FedAlt(epochs=2)))
-    assert same(rep.server, alt.server) and equal(models(rep), models(alt))
+    assert same(rep.server, alt.server) and alike(models(rep), models(alt))
 
 
 def test_fedrep_begins_with_the_head() -> None:
@@ -309,7 +298,7 @@ def test_fedbabu_without_tuning_gives_everyone_the_same_model() -> None:
     problem = make_problem()
     run = problem.run(FedBABU(tuning_epochs=0), SCHEDULE)
     expected = {**run.server["params"], **only(problem.start, HEAD)}
-    assert equal(models(run), [expected] * 5)
+    assert alike(models(run), [expected] * 5)
 
 
 def test_asking_fedbabu_for_a_model_changes_nothing() -> None:
@@ -330,20 +319,20 @@ def test_lg_fedavg_is_fedsim_with_the_body_kept() -> None:
     problem = make_problem()
     mirror = FedSim(split=("fc1", "fc2"), epochs=2, weights="uniform")
     lg, sim = (problem.run(m, SCHEDULE) for m in (LGFedAvg(), mirror))
-    assert same(lg.server, sim.server) and equal(models(lg), models(sim))
+    assert same(lg.server, sim.server) and alike(models(lg), models(sim))
 
 
 @pytest.mark.parametrize("weights", ["size", "uniform"])
 def test_fedbn_without_batch_normalisation_is_fedavg(weights: Any) -> None:
     problem = make_problem()
     bn, avg = (problem.run(m, SCHEDULE) for m in (FedBN(weights=weights), FedAvg(weights=weights)))
-    assert same(bn.server, avg.server) and equal(models(bn), models(avg))
+    assert same(bn.server, avg.server) and alike(models(bn), models(avg))
 
 
 def test_fedbn_finds_batch_normalisation_by_its_type() -> None:
     problem = shortcut()
     bn, sim = (problem.run(m, [[0, 1, 2], [1, 2]]) for m in (FedBN(), FedSim(split=("downsample.1",), epochs=2)))
-    assert same(bn.server, sim.server) and equal(models(bn), models(sim))
+    assert same(bn.server, sim.server) and alike(models(bn), models(sim))
     assert not any(name.startswith("downsample.1") for name in bn.server["params"])
 
 
@@ -353,27 +342,27 @@ def test_fedbn_finds_batch_normalisation_by_its_type() -> None:
 def test_of_one_client_it_is_training_alone(method: ft.Method) -> None:
     for problem in (make_problem((8,)), shortcut((9,))):
         run, local = (problem.run(m, [[0]] * 3) for m in (method, Local()))
-        assert equal(models(run), models(local), 1e-12)
+        assert alike(models(run), models(local), 1e-12)
 
 
 def test_fedas_without_alignment_and_fisher_weights_is_fedper() -> None:
     problem = make_problem()
     plain, per = (problem.run(m, SCHEDULE) for m in (FedAS(align_epochs=0, weights="size"), FedPer()))
-    assert same(plain.server, per.server) and equal(models(plain, "trained"), models(per, "trained"))
+    assert same(plain.server, per.server) and alike(models(plain, "trained"), models(per, "trained"))
     assert plain.records[0]["bytes_up"] == per.records[0]["bytes_up"]
 
 
 def test_fedcac_without_critical_parameters_is_fedavg() -> None:
     problem = make_problem()
     cac, avg = (problem.run(m, SCHEDULE) for m in (FedCAC(tau=0.0), FedAvg()))
-    assert same(cac.server["params"], avg.server["params"]) and equal(models(cac), models(avg))
+    assert same(cac.server["params"], avg.server["params"]) and alike(models(cac), models(avg))
 
 
 def test_fedcac_with_all_parameters_critical_is_a_plain_mean() -> None:
     """Masks are alike then, so all collaborate, however late it is."""
     problem = make_problem()
     cac, avg = (problem.run(m, EVERYONE) for m in (FedCAC(tau=1.0, beta=1), FedAvg(weights="uniform")))
-    assert equal(models(cac), models(avg), 1e-12)
+    assert alike(models(cac), models(avg), 1e-12)
 
 
 def test_fedcac_ends_with_critical_parameters_that_are_everyones_own() -> None:
@@ -404,7 +393,7 @@ def test_fedcac_ends_with_critical_parameters_that_are_everyones_own() -> None:
 def test_every_part_has_an_effect(on: ft.Method, off: ft.Method) -> None:
     problem = make_problem()
     one, other = (models(problem.run(m, EVERYONE)) for m in (on, off))
-    assert not equal(one, other, 1e-6)
+    assert not alike(one, other, 1e-6)
 
 
 ALL: list[Callable[[], ft.Method]] = [FedRep, FedBABU, LGFedAvg, FedBN, FedAS, FedCAC]
@@ -415,7 +404,7 @@ def test_it_is_neither_training_alone_nor_one_model_for_all(kind: Callable[[], f
     problem = shortcut() if kind is FedBN else make_problem()
     schedule = [list(range(problem.num_clients))] * 3
     found, alone, average = (models(problem.run(m, schedule)) for m in (kind(), Local(), FedAvg()))
-    assert not equal(found, alone, 1e-4) and not equal(found, average, 1e-4)
+    assert not alike(found, alone, 1e-4) and not alike(found, average, 1e-4)
     assert not same(found[0], found[1], 1e-4)  # a model of one's own
 
 
@@ -426,7 +415,7 @@ def test_fedas_compares_every_sample_with_its_class_mean() -> None:
     """Comparing class means would do nothing in round 1, where both bodies are the same and the batch is everything."""
     problem = make_problem((6, 5), batch_size=6)
     with_alignment, without = (problem.run(FedAS(align_epochs=e), [[0, 1]]) for e in (1, 0))
-    assert not equal(models(with_alignment), models(without), 1e-5)
+    assert not alike(models(with_alignment), models(without), 1e-5)
 
 
 def test_fedas_does_not_hand_one_clients_aligned_body_to_the_next() -> None:

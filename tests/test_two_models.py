@@ -16,7 +16,7 @@ from conftest import refusal, same, tiny_federation
 from fedtailor import hashing
 from fedtailor.methods import Ditto, FedAvg, FedPHP, FedRoD, Local, LpProj
 from fedtailor.trees import Tree, add, mean, scale, stack, zeros_like
-from problem import Problem, Weights, make_problem
+from problem import Problem, Weights, average, make_problem
 
 SCHEDULE = [[0, 1, 2, 3, 4], [1, 2, 3], [0, 2]]  # everyone; then some, and one who was away
 ROUNDS = [[0, 1, 2, 3], [0, 2], [1, 2, 3], [3]]
@@ -57,14 +57,6 @@ def step(live: Weights, loss: Tensor, lr: float) -> Weights:
     return {
         name: (weight if slope is None else weight - lr * slope).detach()
         for (name, weight), slope in zip(live.items(), slopes, strict=True)
-    }
-
-
-def average(uploads: Sequence[Weights], sizes: Sequence[float]) -> Weights:
-    return {
-        name: sum((upload[name] * size for upload, size in zip(uploads, sizes, strict=True)), torch.tensor(0.0))
-        / sum(sizes)
-        for name in uploads[0]
     }
 
 

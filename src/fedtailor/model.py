@@ -91,7 +91,8 @@ class Model:
         raise Refused(f"The model's forward never calls its head '{self.head}', so there are no features.")
 
     def answer(self, params: Params, features: Tensor) -> Tensor:
-        """What the head makes of features; of the parameters only the head's are needed."""
+        """What the head makes of features, the output of a model that ends with its head; of the parameters only the
+        head's are needed."""
         head = self._head
         names = {place.removeprefix(f"{self.head}."): name for layer, place, name in self._places if layer is head}
         if missing := [name for name in names.values() if name not in params]:

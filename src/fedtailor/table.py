@@ -73,7 +73,8 @@ def comparison(runs: Sequence[Run]) -> Table:
         table.add_row(name, *shown, alone, f"{up / 1e6:.1f}", f"{down / 1e6:.1f}", f"{seconds:.1f}")
     table.caption = (
         "Last round, all test samples. trained: after local training, before averaging; received: after it. "
-        "worst 10 %: mean of those clients, trained. > alone: clients that beat training alone, trained."
+        "worst 10 %: mean of those clients, trained. > alone: clients that beat training alone, trained. "
+        "s: seconds of training; methods differ in the steps they take."
     )
     return table
 
