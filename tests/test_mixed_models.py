@@ -324,7 +324,7 @@ def test_fedfomo_tries_models_in_evaluation_mode() -> None:
 
 CORES: dict[str, dict[str, Any]] = {
     "defaults": {"weight_lr": 0.01},
-    "plain SGD": {"weight_lr": 0.01, "momentum": 0.0},
+    "momentum": {"weight_lr": 0.01, "momentum": 0.9},
     "fixed weights": {"weight_lr": 0.0},
     "strong pull": {"weight_lr": 0.01, "mu": 2.0},
     "long pull": {"weight_lr": 0.01, "mu": 2.0, "pull_rounds": 0.75},

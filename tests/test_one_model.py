@@ -80,7 +80,7 @@ def test_fedavgft_refuses_fewer_than_no_epochs() -> None:
 @pytest.mark.parametrize("start", ["received", "own"])
 def test_fedadmm_by_hand(variant: Any, step: float | None, start: Any) -> None:
     rho, rounds, zero = 0.3, [[0, 1, 2, 3, 4], [1, 3, 4], [0, 1]], {n: 0 * w for n, w in PROBLEM.start.items()}
-    run = PROBLEM.run(FedADMM(rho=rho, server_lr=step, variant=variant, start=start), rounds)
+    run = PROBLEM.run(FedADMM(lr=0.1, rho=rho, server_lr=step, variant=variant, start=start), rounds)
     theta, own, y = PROBLEM.start, [PROBLEM.start for _ in range(5)], [zero for _ in range(5)]
     for t, clients in enumerate(rounds, start=1):
         changes = []
@@ -108,7 +108,7 @@ def test_fedadmm_by_hand(variant: Any, step: float | None, start: Any) -> None:
 
 def test_fedadmm_keeps_the_common_model_the_mean_of_all() -> None:
     """With η = m/N, θ is the mean of w_i + y_i/ρ over all N clients, whoever took part."""
-    run = PROBLEM.run(FedADMM(rho=0.3), [*ROUNDS, [0], [2, 4], [1, 2, 3]])
+    run = PROBLEM.run(FedADMM(lr=0.1, rho=0.3), [*ROUNDS, [0], [2, 4], [1, 2, 3]])
     states = [run.client(i) for i in range(5)]
     mean = {n: sum(s["own"][n] + s["dual"][n] / 0.3 for s in states) / 5 for n in run.server["params"]}
     assert same(run.server["params"], mean, 1e-10)
@@ -120,15 +120,15 @@ def test_fedadmms_first_round_with_half_a_step_is_fedproxs() -> None:
     rounds = [[0, 1, 2]]
     prox = problem.run(FedProx(mu=0.4), rounds)
     for variant in ("paper", "code"):
-        admm = problem.run(FedADMM(rho=0.4, server_lr=0.5, variant=variant), rounds)
+        admm = problem.run(FedADMM(lr=0.1, rho=0.4, server_lr=0.5, variant=variant), rounds)
         assert same(admm.server, prox.server, 1e-12)
         assert alike(models(admm, "trained"), models(prox, "trained"), 1e-12)
-        assert not same(problem.run(FedADMM(rho=0.4, variant=variant), rounds).server, prox.server, 1e-3)
+        assert not same(problem.run(FedADMM(lr=0.1, rho=0.4, variant=variant), rounds).server, prox.server, 1e-3)
 
 
 def test_every_client_of_fedadmm_has_a_dual_of_its_own() -> None:
     """y_i = ρ Σ (w_i − θ) over the rounds client i took part in; public code shares one among all."""
-    run = PROBLEM.run(FedADMM(), [[0, 1]])
+    run = PROBLEM.run(FedADMM(lr=0.1), [[0, 1]])
     away = [{n: 0.01 * (run.personal(i)[n] - PROBLEM.start[n]) for n in PROBLEM.start} for i in (0, 1)]
     assert alike([run.client(0)["dual"], run.client(1)["dual"]], away, 1e-12)
     assert not same(run.client(0)["dual"], run.client(1)["dual"], 1e-5)
@@ -136,7 +136,14 @@ def test_every_client_of_fedadmm_has_a_dual_of_its_own() -> None:
 
 
 def test_every_part_of_fedadmm_has_an_effect() -> None:
-    methods = [FedADMM(), FedADMM(rho=1.0), FedADMM(server_lr=0.5), FedADMM(variant="code"), FedAvg(), Local()]
+    methods = [
+        FedADMM(lr=0.1),
+        FedADMM(lr=0.1, rho=1.0),
+        FedADMM(lr=0.1, server_lr=0.5),
+        FedADMM(lr=0.1, variant="code"),
+        FedAvg(),
+        Local(),
+    ]
     runs = [models(PROBLEM.run(method, ROUNDS), "received")[0] for method in methods]
     for position, one in enumerate(runs):
         assert not any(same(one, other, 1e-5) for other in runs[:position])
@@ -147,7 +154,7 @@ def test_fedadmm_does_not_run_away_when_few_take_part() -> None:
     fed = tiny_federation((12,) * 10)
     rounds = [[t % 10, (t + 5) % 10] for t in range(30)]
     run = ft.simulate(
-        FedADMM(), PROBLEM.net, fed, schedule=rounds, evaluate_every=30, dtype=torch.float64, engine="sequential"
+        FedADMM(lr=0.1), PROBLEM.net, fed, schedule=rounds, evaluate_every=30, dtype=torch.float64, engine="sequential"
     )
     assert run.records[-1]["loss_received"] < 1.0
 

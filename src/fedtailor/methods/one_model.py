@@ -186,6 +186,7 @@ class FedADMM(SGDMethod):
     again and grow. The code draws the number of epochs from 1 to 10 every time; here it is `epochs`.
     """
 
+    lr: float = 0.05  # η, local learning rate (0.1 in the code)
     rho: float = 0.01  # ρ, penalty
     server_lr: float | None = None  # η, step of the server (1 in the code); none: m/N, the share of clients in a round
     variant: Literal["paper", "code"] = "paper"  # Δ_i from the client's last w_i, or from the received model
