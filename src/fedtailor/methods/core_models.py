@@ -32,9 +32,9 @@ class APPLE(SGDMethod):
     lr: float = 0.1  # η_1, of the core (0.01 in the paper)
     epochs: int = 2  # E, local epochs (5 in the paper)
     momentum: float = 0.0  # of local SGD (0.9 in the paper, with its lr)
-    weight_lr: float = 0.003  # η_2, of p_i (0.001 in the paper)
-    mu: float = 0.1  # μ, pull of p_i towards p_0
-    pull_rounds: float = 0.1  # L/T, share of the rounds with that pull
+    weight_lr: float = 0.01  # η_2, of p_i (0.001 in the paper)
+    mu: float = 1.0  # μ, pull of p_i towards p_0 (0.1 in the paper)
+    pull_rounds: float = 1.0  # L/T, share of the rounds with that pull (0.1 of 160 in the paper)
     schedule: Literal["exponential", "cosine"] = "exponential"  # λ(r), how the pull goes to 0
     limit: int = 0  # M, cores a client gets in a round; 0: those of all others
     down: ClassVar[str] = "core models of all others, or of M"
