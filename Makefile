@@ -26,6 +26,7 @@ bench: $(VENV)/installed-all
 
 pictures: $(VENV)/installed-all
 	$(BIN)/python docs/pictures.py
+	$(BIN)/python -m fedtailor.catalogue > docs/methods/index.md
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
