@@ -111,7 +111,7 @@ def test_compare_all_goes_on_when_one_fails(
         main()
     said = capsys.readouterr()
     assert stop.value.code == 1
-    assert "broken-seed0 failed: out of order" in said.err
+    assert "broken-seed0 failed: RuntimeError: out of order" in said.err
     assert "unfit failed: Unfit needs a model of another kind." in said.err
     assert {path.name for path in (tmp_path / "all").iterdir()} >= {f"{n}-seed0" for n in ("local", "fedavg", "fedper")}
     rows = re.findall(r"^ *(local|fedavg|fedper|fedbn|broken|unfit) +\d+\.\d", said.out, re.MULTILINE)

@@ -27,6 +27,7 @@ from fedtailor.table import comparison, listing, methods_table, other_metrics, r
 
 app = typer.Typer(help="Personalised federated learning.", no_args_is_help=True, add_completion=False)
 _FREE = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
+_MOST_BARS = 12  # finished runs on the screen: the one that runs must stay in sight
 out, err = Console(), Console(stderr=True)
 
 
@@ -168,7 +169,9 @@ def _run(experiment: Experiment, fed: Federation, folder: Path, label: str, prog
             progress.update(task, score=f"{name.replace('_', ' ')} {record[name]:.3f}")
         progress.advance(task)
 
-    return experiment.run(fed, record=advance, folder=free_folder(folder, label))
+    finished = experiment.run(fed, record=advance, folder=free_folder(folder, label))
+    progress.update(task, visible=len(progress.tasks) <= _MOST_BARS)
+    return finished
 
 
 @contextmanager
@@ -177,7 +180,8 @@ def _going_on(failures: dict[str, str], name: str, over: type[Exception] | tuple
     try:
         yield
     except over as error:
-        failures[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
+        kind = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
+        failures[name] = kind + (str(error).splitlines()[0] if str(error) else "without a word")
 
 
 def _label(experiment: Experiment) -> str:
