@@ -164,8 +164,8 @@ def _run(experiment: Experiment, fed: Federation, folder: Path, label: str, prog
     task = progress.add_task(label, total=rounds, score="")
 
     def advance(record: Record) -> None:
-        names = (key for key in record if key.endswith("_trained") and isinstance(record[key], float))
-        if name := next(names, None):
+        names = [key for key in record if key.endswith("_trained") and isinstance(record[key], float)]
+        if name := min(names, key=lambda name: name == "loss_trained", default=None):  # the score, if there is one
             progress.update(task, score=f"{name.replace('_', ' ')} {record[name]:.3f}")
         progress.advance(task)
 
