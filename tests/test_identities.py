@@ -8,7 +8,8 @@ from torch import nn
 
 import fedtailor as ft
 from conftest import alike, models, same, tiny_federation
-from fedtailor.methods import Ditto, FedAvg, FedPer, FedProx, Local, Scaffold
+from fedtailor.methods import Ditto, FedAvg, FedPer, FedProx, Local, PFedMe, Scaffold
+from problem import Problem, Weights, average, make_problem
 
 ROUNDS = [[0, 1, 2, 3], [0, 2], [1, 2, 3], [3]]
 
@@ -169,3 +170,55 @@ def test_senseless_fields_are_refused_in_words(make: Any, words: str) -> None:
 
 def test_scaffold_has_no_momentum_or_weight_decay() -> None:
     assert not {"momentum", "weight_decay"} & set(Scaffold().descent)
+
+
+def descend(problem: Problem, start: Weights, round: int, client: int, pull: Weights | None = None) -> Weights:
+    """Two passes of SGD at 0.1, drawn to `pull` by 0.7 where there is one: as the papers write it."""
+    weights = dict(start)
+    for number in range(2):
+        for batch in problem.batches(round, client, number):
+            slope = problem.gradient(weights, batch)
+            if pull is not None:
+                slope = {n: slope[n] + 0.7 * (weights[n] - pull[n]) for n in slope}
+            weights = {n: weights[n] - 0.1 * slope[n] for n in weights}
+    return weights
+
+
+def test_ditto_by_hand() -> None:
+    """v_i is drawn to the received model, which is the mean of what was trained from it and knows nothing of v_i."""
+    problem, rounds = make_problem(), [[0, 1, 2, 3, 4], [1, 3, 4], [0, 1]]
+    run = problem.run(Ditto(lam=0.7), rounds)
+    common, own = problem.start, [problem.start for _ in range(5)]
+    for number, clients in enumerate(rounds, start=1):
+        trained = [descend(problem, common, number, client) for client in clients]
+        for client in clients:
+            own[client] = descend(problem, own[client], number, client, pull=common)
+        common = average(trained, [problem.sizes[client] for client in clients])
+    assert same(run.server["params"], common, 1e-10)
+    assert alike(models(run), own, 1e-10) and alike(models(run, "received"), own, 1e-10)
+
+
+def test_fedper_and_local_by_hand() -> None:
+    problem, rounds = make_problem(), [[0, 1, 2, 3, 4], [1, 3, 4], [0, 1]]
+    per, local = problem.run(FedPer(), rounds), problem.run(Local(), rounds)
+    shared = [name for name in problem.start if not name.startswith("head")]
+    common, own = problem.start, [problem.start for _ in range(5)]
+    alone = [problem.start for _ in range(5)]
+    for number, clients in enumerate(rounds, start=1):
+        for client in clients:
+            own[client] = descend(problem, own[client] | {n: common[n] for n in shared}, number, client)
+            alone[client] = descend(problem, alone[client], number, client)
+        common = average([own[client] for client in clients], [problem.sizes[client] for client in clients])
+    assert alike(models(per), own, 1e-10)
+    assert alike(models(per, "received"), [own[i] | {n: common[n] for n in shared} for i in range(5)], 1e-10)
+    assert alike(models(local), alone, 1e-10)
+
+
+def test_pfedme_with_an_endless_pull_has_no_models_of_its_own(net: nn.Module) -> None:
+    """λ → ∞: θ̃_i → w_i, and with ηλ below 1 nobody moves."""
+    start = {name: weight.double() for name, weight in net.state_dict().items()}
+    away = []
+    for lam in (1e2, 1e4, 1e6):
+        run = go(PFedMe(lam=lam, lr=0.5 / lam, personal_lr=0.5 / lam), net)
+        away.append(max(float((run.personal(0)[n] - start[n]).abs().max()) for n in start))
+    assert away[0] > 10 * away[1] > 100 * away[2] > 0
