@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from fedtailor import hashing
 from fedtailor.errors import Refused
 from fedtailor.model import Inputs, Model
 from fedtailor.trees import Params, Tree, repeat
@@ -31,6 +32,15 @@ class Setup:
     sizes: Tensor  # [num_clients], training samples
     rounds: int
     seed: int
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor in the dtype and on the device of the run, to make others like it."""
+        return next(iter(self.params.values()))
+
+    def uniform(self, shape: tuple[int, ...], *salts: int) -> Tensor:
+        """Random numbers in (0, 1) from the seed, for what a method adds to the model."""
+        return hashing.uniform(hashing.key(self.seed, *salts), shape, self.like.dtype, self.like.device)
 
     def split(self, part: str | Sequence[str]) -> tuple[Params, Params]:
         """The start without a part, and the part (see `Model.split`); each must hold something."""

@@ -124,7 +124,7 @@ class SelfFL(Method):
 
     def init_server(self, setup: Setup) -> Tree:
         self.require(len(self.clusters) in (0, setup.num_clients), "clusters", "one number for every client")
-        like = next(iter(setup.params.values()))
+        like = setup.like
         server: Tree = {
             "params": setup.params,
             "between": like.new_zeros(()),
@@ -140,7 +140,7 @@ class SelfFL(Method):
         }
 
     def init_client(self, setup: Setup) -> Tree:
-        like = next(iter(setup.params.values()))
+        like = setup.like
         state: Tree = {
             "params": setup.params,
             "mean": zeros_like(setup.params),

@@ -73,7 +73,7 @@ class FedAF(Method):
 
     def init_server(self, setup: Setup) -> Tree:
         classes, _ = setup.model.head_size
-        like = next(iter(setup.params.values()))
+        like = setup.like
         seed = torch.tensor(setup.seed, device=like.device)
         return {"params": setup.params, "class_logits": like.new_zeros(classes, classes), "seed": seed}
 

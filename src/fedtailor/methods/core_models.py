@@ -63,7 +63,7 @@ class APPLE(SGDMethod):
         }
 
     def init_client(self, setup: Setup) -> Tree:
-        like = next(iter(setup.params.values()))
+        like = setup.like
         shares = (setup.sizes.double() / setup.sizes.sum()).to(like)  # p_0
         state: Tree = {"core": setup.params, "shares": shares, "change": torch.zeros_like(shares)}
         if not self.limit:

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vjp, vmap
 
-from fedtailor import hashing
 from fedtailor.batch import Batch
 from fedtailor.errors import Refused
 from fedtailor.local import LocalView
@@ -67,8 +66,8 @@ class PFedLA(SGDMethod):
             raise Refused(f"PFedLA: retained is {self.retained}, and this model has {len(layers)} layers.")
         outputs = {
             layer: {
-                "weight": _draw(setup, (count, self.hidden), _OUTPUT, number),
-                "bias": _like(setup).new_zeros(count),
+                "weight": setup.uniform((count, self.hidden), _HYPERNETWORK, _OUTPUT, number),
+                "bias": setup.like.new_zeros(count),
             }
             for number, layer in enumerate(layers)
         }
@@ -305,22 +304,12 @@ def _pass(trunk: Tree, embedding: Tensor) -> Tensor:
     return hidden
 
 
-def _draw(setup: Setup, shape: tuple[int, ...], *salts: int) -> Tensor:
-    """Numbers in (0, 1) from the seed."""
-    like, key = _like(setup), hashing.key(setup.seed, _HYPERNETWORK, *salts)
-    return hashing.uniform(key, shape, like.dtype, like.device)
-
-
 def _draw_around(setup: Setup, shape: tuple[int, ...], inputs: int, *salts: int) -> Tensor:
     """Numbers around 0, at most 1/√inputs away."""
-    return (2 * _draw(setup, shape, *salts) - 1).div(inputs**0.5)
+    return (2 * setup.uniform(shape, _HYPERNETWORK, *salts) - 1).div(inputs**0.5)
 
 
 def _draw_normal(setup: Setup, shape: tuple[int, ...]) -> Tensor:
     """Standard normal numbers."""
-    numbers: Tensor = torch.special.ndtri(_draw(setup, shape, _EMBEDDING))
+    numbers: Tensor = torch.special.ndtri(setup.uniform(shape, _HYPERNETWORK, _EMBEDDING))
     return numbers
-
-
-def _like(setup: Setup) -> Tensor:
-    return next(iter(setup.params.values()))

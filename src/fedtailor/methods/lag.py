@@ -67,7 +67,7 @@ class _Layerwise(Method):
             raise Refused(
                 f"personal_layers is {self.personal_layers}, and must be below this model's {len(layers)} layers."
             )
-        device = next(iter(setup.params.values())).device
+        device = setup.like.device
         models = {name: setup.params[name] for names in layers.values() for name in names}
         return {
             "inner": inner,

@@ -45,7 +45,7 @@ class FedAMP(SGDMethod):
         self.require(0 <= self.self_weight <= 1, "self_weight", "from 0 to 1")
 
     def init_server(self, setup: Setup) -> Tree:
-        like = next(iter(setup.params.values()))
+        like = setup.like
         own = torch.eye(setup.num_clients, dtype=like.dtype, device=like.device)
         return {"models": repeat(setup.params, setup.num_clients), "weights": own}
 
@@ -137,7 +137,7 @@ class FedAPA(SGDMethod):
         return self.variant == "code"
 
     def init_server(self, setup: Setup) -> Tree:
-        count, like = setup.num_clients, next(iter(setup.params.values()))
+        count, like = setup.num_clients, setup.like
         nothing = like.new_zeros(count, count)
         weights = torch.eye(count).to(nothing) if self.variant == "paper" else nothing
         body = setup.params if self.share == "all" else setup.split("head")[0]

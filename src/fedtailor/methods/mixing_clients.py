@@ -45,7 +45,7 @@ class FedFomo(SGDMethod):
         self.require(0 < self.validation < 1, "validation", "between 0 and 1")
 
     def init_server(self, setup: Setup) -> Tree:
-        like = next(iter(setup.params.values()))
+        like = setup.like
         affinity = torch.eye(setup.num_clients, dtype=like.dtype, device=like.device)  # P
         seed = torch.tensor(setup.seed, device=like.device)
         return {"models": repeat(setup.params, setup.num_clients), "affinity": affinity, "seed": seed}

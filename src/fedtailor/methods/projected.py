@@ -47,7 +47,7 @@ class LpProj(Method):
         self.require(stable, "lam", "below 2/lr and 2/anchor_lr with p = 2")
 
     def init_server(self, setup: Setup) -> Tree:
-        return {"anchor": next(iter(setup.params.values())).new_zeros(self.dimension)}
+        return {"anchor": setup.like.new_zeros(self.dimension)}
 
     def init_client(self, setup: Setup) -> Tree:
         return {"own": setup.params}

@@ -22,7 +22,7 @@ _AT_ONCE = 2**22  # numbers of FedPAC's matrices in work at once; bounds memory,
 def _no_prototypes(setup: Setup) -> Rows:
     """Before round 1: of no class."""
     classes, features = setup.model.head_size
-    like = next(iter(setup.params.values()))
+    like = setup.like
     return Rows(like.new_zeros(classes, features), torch.zeros(classes, dtype=torch.bool, device=like.device))
 
 

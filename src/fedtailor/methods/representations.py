@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor import hashing
 from fedtailor.batch import Batch
 from fedtailor.classes import class_counts
 from fedtailor.discrepancy import mean_discrepancy
@@ -214,7 +213,7 @@ class GPFL(SGDMethod):
     def init_server(self, setup: Setup) -> Tree:
         classes, width = setup.model.head_size
         valve = {"gain": _block(setup, 1, width, width), "offset": _block(setup, 2, width, width)}
-        embeddings = torch.special.ndtri(_uniform(setup, 3, (classes, width)))  # from N(0, 1)
+        embeddings = torch.special.ndtri(setup.uniform((classes, width), _START, 3))  # from N(0, 1)
         return {"params": setup.split("head")[0], "embeddings": embeddings, "valve": valve}
 
     def init_client(self, setup: Setup) -> Tree:
@@ -266,7 +265,7 @@ class GPFL(SGDMethod):
 
 def _no_feature(setup: Setup) -> Tensor:
     """A vector of zeros, one for every input of the head."""
-    return next(iter(setup.params.values())).new_zeros(setup.model.head_size[1])
+    return setup.like.new_zeros(setup.model.head_size[1])
 
 
 def _direction(model: Model, head: Params) -> Tensor:
@@ -280,15 +279,9 @@ def _condition(valve: Tree, z: Tensor, context: Tensor) -> Tensor:
     return torch.relu(z * (gain + 1) + offset)
 
 
-def _uniform(setup: Setup, salt: int, shape: tuple[int, ...]) -> Tensor:
-    """Random numbers in (0, 1) from the seed, like the start of the model in dtype and place."""
-    like = next(iter(setup.params.values()))
-    return hashing.uniform(hashing.key(setup.seed, _START, salt), shape, like.dtype, like.device)
-
-
 def _block(setup: Setup, salt: int, inputs: int, outputs: int) -> Params:
     """A linear layer and a normalisation over its outputs, started as PyTorch starts them."""
-    drawn = (2 * _uniform(setup, salt, (inputs + 1, outputs)) - 1) / inputs**0.5
+    drawn = (2 * setup.uniform((inputs + 1, outputs), _START, salt) - 1) / inputs**0.5
     weight, bias = drawn[:-1].T.contiguous(), drawn[-1]
     return {"weight": weight, "bias": bias, "scale": torch.ones_like(bias), "shift": torch.zeros_like(bias)}
 

@@ -140,7 +140,7 @@ class FedPHP(SGDMethod):
         self.require_choice("teaching", "mmd", "kd")
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"own": setup.params, "taken": next(iter(setup.params.values())).new_zeros(())}
+        return {"own": setup.params, "taken": setup.like.new_zeros(())}
 
     def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         model, own, taken = local.model, state["own"], state["taken"]
