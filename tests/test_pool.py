@@ -324,7 +324,7 @@ def test_an_orphan_finishes_its_client_and_no_other(net: nn.Module) -> None:
 
 def test_what_workers_print_is_seen_once(net: nn.Module, capfd: pytest.CaptureFixture[str]) -> None:
     def work(local: ft.LocalView) -> Tree:
-        print(f"client {int(local.index)}")
+        print(f"client {int(local.index)}\n", end="")  # one write: the capture has no buffer, so two may interleave
         return {}
 
     print("before")
