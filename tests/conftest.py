@@ -42,6 +42,13 @@ class TinyNet(nn.Module):
         return self.head(torch.tanh(self.fc(x)))  # type: ignore[no-any-return]
 
 
+class Loud(TinyNet):
+    """After one step with lr=1 its weights are numbers still, but what it answers is not: it diverged."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1e160 * super().forward(x)
+
+
 @pytest.fixture
 def fed() -> ft.Federation:
     return tiny_federation()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedtailor import methods, trees
 from fedtailor.batch import Batch
+from fedtailor.channel import Channel
 from fedtailor.data.datasets import load
 from fedtailor.errors import Refused
 from fedtailor.federation import Federation
@@ -19,10 +20,12 @@ from fedtailor.model import Model, wrap
 from fedtailor.networks import network
 from fedtailor.run import Run
 from fedtailor.simulate import simulate
+from fedtailor.unreliable import Unreliable
 
 __version__ = "0.1.0"
 __all__ = [
     "Batch",
+    "Channel",
     "Exchange",
     "Federation",
     "LocalView",
@@ -33,6 +36,7 @@ __all__ = [
     "Run",
     "SGDMethod",
     "Setup",
+    "Unreliable",
     "load",
     "methods",
     "network",

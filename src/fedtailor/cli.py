@@ -13,17 +13,20 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedtailor.catalogue import catalogue
+from fedtailor.channel import Channel
 from fedtailor.data.datasets import DATASETS, Data
 from fedtailor.errors import Refused, unknown
 from fedtailor.experiment import Experiment, field_notes, from_toml, make
 from fedtailor.federation import Federation
 from fedtailor.flags import Flags, read_flags
+from fedtailor.lines import Record
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.record import free_folder, is_finished, open_run
-from fedtailor.run import Record, Run, name_of
+from fedtailor.run import Run, name_of
 from fedtailor.simulate import describe
 from fedtailor.table import comparison, listing, methods_table, other_metrics, run_table, verdict
+from fedtailor.unreliable import Unreliable
 
 app = typer.Typer(help="Personalised federated learning.", no_args_is_help=True, add_completion=False)
 _FREE = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
@@ -33,9 +36,9 @@ out, err = Console(), Console(stderr=True)
 
 def _flag_help() -> str:
     lines = ["Flags are the fields of an experiment:", ""]
-    for prefix, kind in [("", Experiment), ("data.", Data)]:
+    for prefix, kind in [("", Experiment), ("data.", Data), ("unreliable.", Unreliable), ("channel.", Channel)]:
         for name, (default, note) in field_notes(kind).items():
-            if name not in ("method", "data", "network"):
+            if name not in ("method", "data", "network", "unreliable", "channel"):
                 shown = f" ({default})" if default not in ("", "None") else ""
                 lines += [f"--{prefix}{name.replace('_', '-')}{shown}  {note}", ""]
     lines += ["--method NAME, --method.FIELD, --network NAME, --network.FIELD: see fedtailor list methods|networks"]

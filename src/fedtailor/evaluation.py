@@ -1,8 +1,10 @@
 """How good personal models are: numbers of every client, and over all of them."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite, isnan
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,12 +13,16 @@ from torch import Tensor
 
 from fedtailor.batch import Common
 from fedtailor.engines import Engine, Way
+from fedtailor.lines import Record, Values, by_client, extend, join, plain
 from fedtailor.local import LocalView
 from fedtailor.method import Method
 from fedtailor.samples import Samples
-from fedtailor.trees import Tree, take
+from fedtailor.trees import Tree, add, map_leaves, take
 
-Values = dict[int, float]  # client -> number
+if TYPE_CHECKING:
+    from fedtailor.rounds import Rounds
+
+_COHORT = 64  # clients evaluated at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +72,71 @@ class Evaluator:
             self._engines[samples] = self.way.build(self.common, samples)
         outputs: Tensor = self._engines[samples].apply(answer, 0, clients, personal)["outputs"]
         return outputs
+
+
+@torch.no_grad()
+def evaluate_round(loop: "Rounds", line: Record, who: str | int, last: bool) -> Record:
+    """Add both moments to a round's record: `received` as if a further round began, `trained` for its clients."""
+    started, following = time.perf_counter(), line["round"] + 1
+    chosen, here = _chosen(loop, line["clients"], who), set(line["clients"])
+    values: dict[str, Values] = {}
+    measured: dict[str, Values] = {}
+    totals: Tree = {}
+    for cohort in _cohorts(chosen):
+        extend(values, _scores(loop, cohort, loop.received(cohort, following), "received"))
+        if loop.method.measures:
+            stacked = loop.ask(loop.method.measure, loop.method.send, loop.server, cohort, following)
+            extend(measured, by_client(cohort, stacked))
+            sums = map_leaves(lambda leaf: leaf.sum(0), stacked)
+            totals = add(totals, sums) if totals else sums
+    for cohort in _cohorts([client for client in chosen if client in here]):
+        personal = loop.as_trained(cohort)
+        extend(values, _scores(loop, cohort, personal, "trained"))
+        extend(values, {"loss": loop.evaluator(cohort, personal, loop.train, only="loss")["loss"]})
+    for name, found in values.items():
+        kind = loop.train if name == "loss" else loop.validation if name.startswith("validation_") else loop.test
+        line |= {name: weighted_mean(found, kind.sizes), f"{name}_mean": plain_mean(found)}
+    losses = [values.get(f"loss_{moment}", {}) for moment in ("received", "trained")]
+    line["diverged"] = sorted({c for found in losses for c, loss in found.items() if not isfinite(loss)})
+    overall = loop.method.overall(totals) if totals else {}
+    line["monitor"] |= {name: plain(value) for name, value in overall.items()}
+    line |= {f"{name}_mean": plain_mean(found) for name, found in measured.items()}
+    if last:
+        absent = [client for client in chosen if client not in here]
+        line["last_trained"] = _last_trained(loop, values, absent)
+    line["per_client"] = join(line["per_client"], join(values, measured))
+    return line | {"seconds_evaluating": time.perf_counter() - started}
+
+
+def _chosen(loop: "Rounds", clients: Sequence[int], who: str | int) -> list[int]:
+    if who == "participants":
+        return list(clients)
+    everyone = np.arange(loop.common.num_clients)
+    if who == "all" or int(who) >= len(everyone):
+        return everyone.tolist()
+    return sorted(np.random.default_rng([loop.common.seed, 3]).choice(everyone, int(who), replace=False).tolist())
+
+
+def _scores(loop: "Rounds", clients: Sequence[int], personal: Tree, moment: str) -> dict[str, Values]:
+    found = {f"{n}_{moment}": v for n, v in loop.evaluator(clients, personal, loop.test).items()}
+    if loop.validation.sizes[list(clients)].any():
+        held = loop.evaluator(clients, personal, loop.validation, only=loop.model.score)
+        found[f"validation_{moment}"] = held[loop.model.score]
+    return found
+
+
+def _last_trained(loop: "Rounds", values: dict[str, Values], absent: Sequence[int]) -> dict[str, Values]:
+    """Every client's numbers as it last trained: those of this round are known, the absent are evaluated."""
+    found = {name: dict(values.get(f"{name}_trained", {})) for name in ("loss", *loop.model.metrics)}
+    for cohort in _cohorts(absent):
+        extend(found, loop.evaluator(cohort, loop.as_trained(cohort), loop.test))
+    return found
+
+
+def _cohorts(clients: Sequence[int]) -> Iterator[Sequence[int]]:
+    """A few clients at a time, so that evaluating everyone takes no more memory than evaluating some."""
+    for start in range(0, len(clients), _COHORT):
+        yield clients[start : start + _COHORT]
 
 
 def weighted_mean(values: Mapping[int, float], weights: Sequence[int] | NDArray[np.int64]) -> float | None:

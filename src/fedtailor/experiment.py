@@ -14,7 +14,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -24,12 +24,13 @@ from pydantic import TypeAdapter, ValidationError
 from fedtailor.data.datasets import DATASETS, Data
 from fedtailor.errors import Refused, unknown
 from fedtailor.federation import Federation
+from fedtailor.lines import Record
 from fedtailor.method import Method
 from fedtailor.methods import METHODS, FedAvg
 from fedtailor.model import Model
 from fedtailor.networks import NETWORKS, Network, network
 from fedtailor.rounds import Rounds
-from fedtailor.run import Record, Run
+from fedtailor.run import Run
 from fedtailor.settings import Settings
 from fedtailor.simulate import carry_out
 
@@ -106,6 +107,9 @@ def build(kind: type[Any], values: Named, name: str, prefix: str = "") -> Any:
             raise unknown(f"field of {name}", key, known)
         if key in ("method", "data", "network") and not prefix:
             made[key] = value
+            continue
+        if is_dataclass(hints[key]) and not issubclass(hints[key], Method) and isinstance(value, Mapping):
+            made[key] = build(hints[key], value, key, key)
             continue
         if hints[key] is Method:
             made[key] = _choose(f"{prefix}.{key}", value, METHODS, None)

@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedtailor.errors import Refused
-from fedtailor.run import MOMENTS, Record, Run
+from fedtailor.lines import Record
+from fedtailor.run import MOMENTS, Run
 from fedtailor.trees import Params, flatten, unflatten
 
 _STATE = "state.safetensors"
@@ -164,6 +165,8 @@ def _without_nan(value: Any) -> Any:
 
 def _with_numbers(record: Record) -> Record:
     """JSON turned the clients' numbers into text and what is no number into null: turn them back."""
+    for group in ("missed", "failed"):
+        record[group] = {int(client): why for client, why in record.get(group, {}).items()}
     for group in ("per_client", "last_trained"):
         for name, values in record.get(group, {}).items():
             numbers = {int(client): math.nan if value is None else value for client, value in values.items()}

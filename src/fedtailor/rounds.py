@@ -4,36 +4,52 @@ send → train → receive → evaluate
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isfinite
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedtailor.batch import Common
+from fedtailor.channel import Channel
 from fedtailor.data.partition import hold_out
 from fedtailor.engines import Engine, Way
 from fedtailor.engines.choice import Trial, named
+from fedtailor.engines.pool import Lost
+from fedtailor.engines.sequential import Sequential, Touched
+from fedtailor.engines.vectorized import rows_of
 from fedtailor.errors import Refused
-from fedtailor.evaluation import Evaluator, Values, plain_mean, weighted_mean
+from fedtailor.evaluation import Evaluator
+from fedtailor.faults import Failure, check_finite, check_share, find_failures, not_finite
 from fedtailor.federation import Federation
+from fedtailor.lines import Record, Values, by_client, extend, join, plain
 from fedtailor.local import LocalView
 from fedtailor.machine import keep_memory, repeatable
 from fedtailor.method import Exchange, Method, Setup
 from fedtailor.model import Model
-from fedtailor.run import LARGE, Record
 from fedtailor.samples import Samples
 from fedtailor.settings import Settings
 from fedtailor.store import ClientStore
-from fedtailor.trees import Params, Tree, add, flatten, map_leaves, take
+from fedtailor.trees import Params, Tree, flatten, map_leaves, take
 from fedtailor.trial import check_fit, effort_of, most_at_once, useful_threads
 from fedtailor.wire import LeakGuard, count_bytes, deliver
 
-_COHORT = 64  # clients evaluated at once
+
+@dataclass(eq=False)
+class Turn:
+    """What a round leaves, while it goes on."""
+
+    server: Tree
+    clients: list[int] = field(default_factory=list)  # whose uploads arrived
+    failures: dict[int, Failure] = field(default_factory=dict)
+    kept: list[Tree] = field(default_factory=list)  # by cohort: the clients' states and models, stacked
+    down: dict[int, int] = field(default_factory=dict)  # bytes
+    up: dict[int, int] = field(default_factory=dict)
+    monitor: Tree = field(default_factory=dict)
+    notes: dict[str, Values] = field(default_factory=dict)
+    watching: float = 0.0  # seconds
 
 
 @dataclass(eq=False)  # the one thing that changes: server, states and trained are replaced round by round
@@ -58,6 +74,9 @@ class Rounds:
     server: Tree
     states: ClientStore
     trained: ClientStore | None = None  # every client's model as it last trained
+    channel: Channel = field(default_factory=Channel)
+    max_failures: float = 0.5
+    cohorts: list[list[int]] = field(default_factory=list)  # whose uploads arrived, round by round
 
     @classmethod
     @torch.no_grad()
@@ -120,6 +139,8 @@ class Rounds:
             start=server,
             server=server,
             states=ClientStore(method.init_client(setup)),
+            channel=settings.channel,
+            max_failures=settings.max_failures,
         )
         if settings.engine == "auto":
             loop._choose_engine(plan, most)
@@ -131,7 +152,9 @@ class Rounds:
         clients = most_clients[:1] if self.method.one_by_one else most_clients
         trial = Trial(
             build=lambda way, samples: way.build(self.common, samples),
-            train=lambda engine, some: self._trained_by(engine, 1, some),
+            train=lambda engine, some: self._trained_by(
+                engine, 1, some, deliver(self.method.send(self.server, some, 1))
+            ),
             samples=self.train,
             clients=clients,
             batch_size=self.common.batch_size,
@@ -164,37 +187,27 @@ class Rounds:
         return {"name": fed.names[client], **sizes, "classes": counts}
 
     @torch.no_grad()
-    def round(self, number: int, clients: Sequence[int]) -> Record:
-        """One round; a method that goes one by one sees each client as a round of its own."""
-        started = time.perf_counter()
-        down: dict[int, int] = {}
-        up: dict[int, int] = {}
-        monitor: Tree = {}
-        notes: dict[str, Values] = {}
-        for cohort in [[client] for client in clients] if self.method.one_by_one else [list(clients)]:
-            sent, result = self._trained_by(self.engine, number, cohort)
-            received = deliver(result["upload"])
-            self.guard.check(type(self.method).__name__, cohort, self.train, received)
-            self.states.put(cohort, result["state"])
-            self._keep_trained(cohort, result["trained"])
-            sizes = self.sizes[cohort]
-            exchange = Exchange(number, cohort, self.common.num_clients, sizes, self.model, sent, received)
-            before, self.server = self.server, self.method.receive(self.server, exchange)
-            pause = time.perf_counter()
-            seen = dict(self.method.monitor(before, self.server, exchange))
-            _extend(notes, _by_client(cohort, result["notes"] | seen.pop("per_client", {})))
-            monitor |= seen
-            started += time.perf_counter() - pause  # watching is not training
-            down |= zip(cohort, count_bytes(sent, len(cohort)), strict=True)
-            up |= zip(cohort, count_bytes(received, len(cohort)), strict=True)
+    def round(self, number: int, clients: Sequence[int], missed: Mapping[int, str] | None = None) -> Record:
+        """One round; a method that goes one by one sees each client as a round of its own. Who `missed` it was sent
+        the message and delivers nothing, and so does who fails: to them the round did not happen. Nothing is kept
+        before all is done, so that a round that cannot be counted leaves everything as it was."""
+        started, missed = time.perf_counter(), missed or {}
+        turn = Turn(self.server)
+        for cohort in [[client] for client in clients] if self.method.one_by_one else [list(clients)] * bool(clients):
+            self._take(turn, number, cohort, missed)
+        check_share(turn.failures, len(clients) - len(missed), self.max_failures, number)
+        check_finite(turn.server, number)
+        self._keep(turn)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return {
             "round": number,
-            "clients": list(clients),
-            "bytes_up": sum(up.values()),
-            "bytes_down": sum(down.values()),
-            "seconds": time.perf_counter() - started,
+            "clients": turn.clients,
+            "missed": dict(missed),
+            "failed": {client: failure.why for client, failure in turn.failures.items()},
+            "bytes_up": sum(turn.up.values()),
+            "bytes_down": sum(turn.down.values()),
+            "seconds": time.perf_counter() - started - turn.watching,
             **dict.fromkeys(["loss", "loss_mean"]),
             **{
                 f"{name}_{moment}{kind}": None
@@ -202,42 +215,80 @@ class Rounds:
                 for moment in ("received", "trained")
                 for kind in ("", "_mean")
             },
-            "monitor": {name: _plain(value) for name, value in monitor.items()},
-            "per_client": _join({"bytes_up": up, "bytes_down": down}, notes),
+            **self.channel.spent(self.cohorts, self.common.num_clients),
+            "monitor": {name: plain(value) for name, value in turn.monitor.items()},
+            "per_client": join({"bytes_up": turn.up, "bytes_down": turn.down}, turn.notes),
         }
 
-    @torch.no_grad()
-    def evaluate(self, line: Record, who: str | int, last: bool) -> Record:
-        """Add both moments to a round's record: `received` as if a further round began, `trained` for its clients."""
-        started, following = time.perf_counter(), line["round"] + 1
-        chosen, here = self._chosen(line["clients"], who), set(line["clients"])
-        values: dict[str, Values] = {}
-        measured: dict[str, Values] = {}
-        totals: Tree = {}
-        for cohort in _cohorts(chosen):
-            _extend(values, self._scores(cohort, self.received(cohort, following), "received"))
-            if self.method.measures:
-                stacked = self._ask(self.method.measure, self.method.send, self.server, cohort, following)
-                _extend(measured, _by_client(cohort, stacked))
-                sums = map_leaves(lambda leaf: leaf.sum(0), stacked)
-                totals = add(totals, sums) if totals else sums
-        for cohort in _cohorts([client for client in chosen if client in here]):
-            personal = self.as_trained(cohort)
-            _extend(values, self._scores(cohort, personal, "trained"))
-            _extend(values, {"loss": self.evaluator(cohort, personal, self.train, only="loss")["loss"]})
-        for name, found in values.items():
-            kind = self.train if name == "loss" else self.validation if name.startswith("validation_") else self.test
-            line |= {name: weighted_mean(found, kind.sizes), f"{name}_mean": plain_mean(found)}
-        losses = [values.get(f"loss_{moment}", {}) for moment in ("received", "trained")]
-        line["diverged"] = sorted({c for found in losses for c, loss in found.items() if not isfinite(loss)})
-        overall = self.method.overall(totals) if totals else {}
-        line["monitor"] |= {name: _plain(value) for name, value in overall.items()}
-        line |= {f"{name}_mean": plain_mean(found) for name, found in measured.items()}
-        if last:
-            absent = [client for client in chosen if client not in here]
-            line["last_trained"] = self._last_trained(values, absent)
-        line["per_client"] = _join(line["per_client"], _join(values, measured))
-        return line | {"seconds_evaluating": time.perf_counter() - started}
+    def _take(self, turn: "Turn", number: int, cohort: list[int], missed: Mapping[int, str]) -> None:
+        """Send to these clients, let them train, receive what arrives."""
+        sent = deliver(self.method.send(turn.server, cohort, number))
+        turn.down |= zip(cohort, count_bytes(sent, len(cohort)), strict=True)
+        sent = _without(missed, cohort, sent)
+        cohort = [client for client in cohort if client not in missed]
+        if not cohort:
+            return
+        cohort, sent, result = self._work(turn, number, cohort, sent)
+        if not cohort:
+            return
+        uploads = deliver(result["upload"])
+        self.guard.check(type(self.method).__name__, cohort, self.train, uploads)
+        encoded = self.channel.encode(uploads, sent, cohort, number, self.common.seed)
+        turn.up |= zip(cohort, count_bytes(encoded, len(cohort)), strict=True)
+        received = self.channel.decode(encoded, sent)
+        sizes = self.sizes[cohort]
+        exchange = Exchange(number, cohort, self.common.num_clients, sizes, self.model, sent, received)
+        before, turn.server = turn.server, self.method.receive(turn.server, exchange)
+        turn.clients += cohort
+        turn.kept.append({"state": result["state"], "trained": result["trained"]})
+        pause = time.perf_counter()
+        seen = dict(self.method.monitor(before, turn.server, exchange))
+        extend(turn.notes, by_client(cohort, result["notes"] | seen.pop("per_client", {})))
+        turn.monitor |= seen
+        turn.watching += time.perf_counter() - pause  # watching is not training
+
+    def _work(self, turn: "Turn", number: int, clients: list[int], sent: Tree) -> tuple[list[int], Tree, Tree]:
+        """Those who do not fail, what they were sent, and what they made of it, stacked."""
+        failures: dict[int, Failure] = {}
+        try:
+            result = self._trained_by(self.engine, number, clients, sent)
+        except (Touched, Lost):  # no client's failure alone
+            raise
+        except Exception:  # of one client, of all, or of the engine
+            alone = Sequential(self.common, self.train)
+            rows = dict(zip(clients, range(len(clients)), strict=True))
+
+            def work(client: int) -> Tree:
+                return self._trained_by(alone, number, [client], rows_of(sent, [rows[client]]))
+
+            failures = find_failures(work, clients)
+            if not failures:
+                raise
+            result = {}
+            if len(failures) < len(clients):
+                left = [client for client in clients if client not in failures]
+                result = self._trained_by(self.engine, number, left, _without(failures, clients, sent))
+        turn.failures |= failures
+        sent = _without(failures, clients, sent)
+        clients = [client for client in clients if client not in failures]
+        if not clients:
+            return [], sent, result
+        spoilt = not_finite(clients, {part: deliver(result[part]) for part in ("upload", "state", "trained")})
+        turn.failures |= spoilt
+        left = [client for client in clients if client not in spoilt]
+        return left, _without(spoilt, clients, sent), _without(spoilt, clients, result)
+
+    def _keep(self, turn: "Turn") -> None:
+        """What a round left becomes what is."""
+        self.server = turn.server
+        self.cohorts.append(turn.clients)
+        if not turn.clients:
+            return
+        kept = turn.kept[0] if len(turn.kept) == 1 else map_leaves(lambda *parts: torch.cat(parts), *turn.kept)
+        self.states.put(turn.clients, kept["state"])
+        if self.trained is None:
+            self.trained = ClientStore(take(kept["trained"], 0))
+        self.trained.put(turn.clients, kept["trained"])
 
     @cached_property
     def evaluator(self) -> Evaluator:
@@ -246,19 +297,19 @@ class Rounds:
     @torch.no_grad()
     def received(self, clients: Sequence[int], number: int) -> Tree:
         """These clients' own models if round `number` began now, stacked."""
-        return self._ask(self.method.personalize, self.method.serve, self.server, clients, number)
+        return self.ask(self.method.personalize, self.method.serve, self.server, clients, number)
 
     def as_trained(self, clients: Sequence[int]) -> Tree:
         """These clients' own models as they last trained, stacked; the initial ones of those that never did."""
         store = self.trained
         if store is None:
-            return self._ask(self.method.personalize, self.method.serve, self.start, clients, 1)
+            return self.ask(self.method.personalize, self.method.serve, self.start, clients, 1)
         if all(store.has(client) for client in clients):
             return store.get(clients, self.device)
         models = [
             store.get([client], self.device)
             if store.has(client)
-            else self._ask(self.method.personalize, self.method.serve, self.start, [client], 1)
+            else self.ask(self.method.personalize, self.method.serve, self.start, [client], 1)
             for client in clients
         ]
         return map_leaves(lambda *parts: torch.cat(parts), *models)
@@ -273,10 +324,9 @@ class Rounds:
             return flat  # a model of another kind: its tensors by name
         return flat | self.model.state_dict({name: flat[name] for name in self.params})
 
-    def _trained_by(self, engine: Engine, number: int, clients: Sequence[int]) -> tuple[Tree, Tree]:
-        """What is sent to these clients in a round, and what they make of it, stacked."""
-        sent = deliver(self.method.send(self.server, clients, number))
-        return sent, engine.apply(self._train, number, clients, self.states.get(clients, self.device), sent)
+    def _trained_by(self, engine: Engine, number: int, clients: Sequence[int], sent: Tree) -> Tree:
+        """What these clients make of what they were sent in a round, stacked."""
+        return engine.apply(self._train, number, clients, self.states.get(clients, self.device), sent)
 
     def _train(self, local: LocalView, state: Tree, message: Tree) -> Tree:
         result = self.method.train(local, state, message)
@@ -290,7 +340,7 @@ class Rounds:
             "notes": self.method.note(local, state, message, upload),
         }
 
-    def _ask(
+    def ask(
         self,
         function: Callable[..., Tree],
         send: Callable[..., Tree],
@@ -302,33 +352,6 @@ class Rounds:
         sent = deliver(send(server, clients, number))
         return self.engine.apply(function, number, clients, self.states.get(clients, self.device), sent)
 
-    def _keep_trained(self, clients: Sequence[int], trained: Tree) -> None:
-        if self.trained is None:
-            self.trained = ClientStore(take(trained, 0))
-        self.trained.put(clients, trained)
-
-    def _chosen(self, clients: Sequence[int], who: str | int) -> list[int]:
-        if who == "participants":
-            return list(clients)
-        everyone = np.arange(self.common.num_clients)
-        if who == "all" or int(who) >= len(everyone):
-            return everyone.tolist()
-        return sorted(np.random.default_rng([self.common.seed, 3]).choice(everyone, int(who), replace=False).tolist())
-
-    def _scores(self, clients: Sequence[int], personal: Tree, moment: str) -> dict[str, Values]:
-        found = {f"{n}_{moment}": v for n, v in self.evaluator(clients, personal, self.test).items()}
-        if self.validation.sizes[list(clients)].any():
-            held = self.evaluator(clients, personal, self.validation, only=self.model.score)
-            found[f"validation_{moment}"] = held[self.model.score]
-        return found
-
-    def _last_trained(self, values: dict[str, Values], absent: Sequence[int]) -> dict[str, Values]:
-        """Every client's numbers as it last trained: those of this round are known, the absent are evaluated."""
-        found = {name: dict(values.get(f"{name}_trained", {})) for name in ("loss", *self.model.metrics)}
-        for cohort in _cohorts(absent):
-            _extend(found, self.evaluator(cohort, self.as_trained(cohort), self.test))
-        return found
-
 
 def _hold_out(fed: Federation, share: float, seed: int, device: torch.device) -> tuple[Samples, Samples]:
     """Every client's training samples in two parts: to train on, and to choose a round by."""
@@ -338,31 +361,7 @@ def _hold_out(fed: Federation, share: float, seed: int, device: torch.device) ->
     return train, held
 
 
-def _cohorts(clients: Sequence[int]) -> Iterator[Sequence[int]]:
-    """A few clients at a time, so that evaluating everyone takes no more memory than evaluating some."""
-    for start in range(0, len(clients), _COHORT):
-        yield clients[start : start + _COHORT]
-
-
-def _by_client(clients: Sequence[int], stacked: Tree) -> dict[str, Values]:
-    """Name -> client -> number, of what is one number a client."""
-    numbers = {name: leaf for name, leaf in stacked.items() if isinstance(leaf, Tensor) and leaf.ndim == 1}
-    return {name: dict(zip(clients, leaf.tolist(), strict=True)) for name, leaf in numbers.items()}
-
-
-def _join(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Both, if they do not speak of different things under one name."""
-    if twice := sorted(values.keys() & more.keys()):
-        raise Refused(f"The record already has '{twice[0]}' of every client; a method must call its number otherwise.")
-    return values | more
-
-
-def _plain(value: Tensor | float) -> Any:
-    """A number or nested lists; large arrays stay tensors, which take a tenth of the memory."""
-    value = torch.as_tensor(value)
-    return value.tolist() if value.numel() <= LARGE else value.cpu()
-
-
-def _extend(values: dict[str, Values], more: dict[str, Values]) -> None:
-    for name, found in more.items():
-        values.setdefault(name, {}).update(found)
+def _without(some: Container[int], clients: Sequence[int], stacked: Tree) -> Tree:
+    """The stacked trees of clients that are not among these."""
+    left = [position for position, client in enumerate(clients) if client not in some]
+    return stacked if len(left) == len(clients) else rows_of(stacked, left)

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from fedtailor.errors import Refused, unknown
-from fedtailor.evaluation import Values, largest_tenth, plain_mean, weighted_mean, worst_tenth
+from fedtailor.evaluation import largest_tenth, plain_mean, weighted_mean, worst_tenth
+from fedtailor.lines import Record, Values
 from fedtailor.trees import Params, Tree
 
-Record = dict[str, Any]  # one round; "per_client" maps a name to client -> number
 MOMENTS = ("received", "trained")
 CHOICES = ("last", "best_validation", "best_test")
-LARGE = 10_000  # numbers: an array beyond is kept as a tensor, on disk in a file beside the record
 
 
 def name_of(method: Mapping[str, Any]) -> str:

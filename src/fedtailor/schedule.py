@@ -6,6 +6,7 @@ from numbers import Integral, Real
 import numpy as np
 
 from fedtailor.errors import Refused
+from fedtailor.unreliable import Unreliable
 
 Participation = float | tuple[float, float]
 
@@ -16,6 +17,7 @@ def make_schedule(
     participation: Participation = 1.0,
     seed: int = 0,
     schedule: Sequence[Sequence[int]] | None = None,
+    unreliable: Unreliable | None = None,
 ) -> list[list[int]]:
     """The clients of every round, in ascending order, at least one; an explicit schedule is checked and kept.
 

@@ -1,12 +1,14 @@
 """The settings of a run that belong to no method, no network and no data set."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
+from fedtailor.channel import Channel
 from fedtailor.errors import Refused
 from fedtailor.schedule import Participation
+from fedtailor.unreliable import Unreliable
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,15 @@ class Settings:
     validation: float = 0.0  # share of training data held out to choose a round by
     evaluate_every: int = 1  # rounds; the last is always evaluated
     evaluate: int | Literal["all", "participants"] = "all"  # all, participants or a number of clients
+    checkpoint_every: int | None = None  # rounds; none: so often that it costs less than a twentieth of the time
+    max_failures: float = 0.5  # share of a round's clients that may fail; beyond, the run stops
+    unreliable: Unreliable = field(default_factory=Unreliable)  # clients that are away, late or break off
+    channel: Channel = field(default_factory=Channel)  # what happens to uploads on their way
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "batch_size", "chunk", "seed", "evaluate_every"):
+        for name in ("rounds", "batch_size", "chunk", "seed", "evaluate_every", "checkpoint_every"):
             value = getattr(self, name)
-            if not isinstance(value, int) and not (name in ("rounds", "chunk") and value is None):
+            if not isinstance(value, int) and not (name in ("rounds", "chunk", "checkpoint_every") and value is None):
                 raise Refused(f"{name} must be a whole number, not {value!r}.")
         refusals = [
             (self.batch_size >= 1, f"batch_size must be at least 1, not {self.batch_size}."),
@@ -37,6 +43,11 @@ class Settings:
             (0 <= self.seed < 2**32, f"seed must be a whole number from 0 to 2³² − 1, not {self.seed}."),
             (0 <= self.validation < 1, f"validation must be a share from 0 to below 1, not {self.validation}."),
             (self.evaluate_every >= 1, f"evaluate_every must be at least 1, not {self.evaluate_every}."),
+            (
+                self.checkpoint_every is None or self.checkpoint_every >= 1,
+                f"checkpoint_every must be at least 1, not {self.checkpoint_every}.",
+            ),
+            (0 <= self.max_failures <= 1, f"max_failures must be a share from 0 to 1, not {self.max_failures}."),
             (
                 self.evaluate in ("all", "participants") or (isinstance(self.evaluate, int) and self.evaluate >= 1),
                 f"evaluate must be 'all', 'participants' or a number of clients, not {self.evaluate!r}.",

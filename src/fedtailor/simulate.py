@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedtailor.channel import Channel
 from fedtailor.errors import Refused
+from fedtailor.evaluation import evaluate_round
 from fedtailor.federation import Federation
+from fedtailor.lines import Record
 from fedtailor.machine import repeatable
 from fedtailor.method import Method
 from fedtailor.model import Model, as_model
 from fedtailor.rounds import Rounds
-from fedtailor.run import Record, Run
+from fedtailor.run import Run
 from fedtailor.schedule import Participation, make_schedule
 from fedtailor.settings import Settings
+from fedtailor.unreliable import Unreliable
 
 if TYPE_CHECKING:
     from fedtailor.record import RunWriter
@@ -40,6 +44,9 @@ def simulate(
     validation: float = 0.0,
     evaluate_every: int = 1,
     evaluate: Any = "all",
+    unreliable: Unreliable | None = None,
+    channel: Channel | None = None,
+    max_failures: float = 0.5,
     record: Callable[[Record], None] | None = None,
     folder: str | Path | None = None,
     initial: Mapping[str, Tensor] | None = None,
@@ -71,6 +78,9 @@ def simulate(
         validation=validation,
         evaluate_every=_whole(evaluate_every),
         evaluate=_whole(evaluate),
+        max_failures=max_failures,
+        unreliable=unreliable or Unreliable(),
+        channel=channel or Channel(),
     )
     return carry_out(settings, method, as_model(model), fed, record, None if folder is None else Path(folder), initial)
 
@@ -86,11 +96,19 @@ def carry_out(
 ) -> Run:
     """The same with the settings in one piece."""
     _check_kinds(method, fed)
-    plan = make_schedule(fed.num_clients, settings.rounds, settings.participation, settings.seed, settings.schedule)
+    settings.channel.check(method)
+    plan = make_schedule(
+        fed.num_clients,
+        settings.rounds,
+        settings.participation,
+        settings.seed,
+        settings.schedule,
+        settings.unreliable,
+    )
     loop = Rounds.build(settings, method, model, fed, plan, initial)
     run = Run(
         experiment={
-            **{name: getattr(settings, name) for name in Settings.__dataclass_fields__},
+            **{name: _plain(getattr(settings, name)) for name in Settings.__dataclass_fields__},
             "rounds": len(plan),
             "method": describe(method),
             "network": dict(model.description),
@@ -106,9 +124,10 @@ def carry_out(
     writer = None if folder is None else _writer(folder, run)
     for number, clients in enumerate(plan, start=1):
         with repeatable(loop.way.threads):
-            line, last = loop.round(number, clients), number == len(plan)
+            missed = settings.unreliable.missed(clients, loop.train.sizes, number, settings.seed)
+            line, last = loop.round(number, clients, missed), number == len(plan)
             if last or number % settings.evaluate_every == 0:
-                line = loop.evaluate(line, settings.evaluate, last)
+                line = evaluate_round(loop, line, settings.evaluate, last)
         if writer is not None:
             line = writer.add(line)
         run.records.append(line)
@@ -146,6 +165,11 @@ def describe(method: Method) -> dict[str, Any]:
     values = {f.name: getattr(method, f.name) for f in fields(method)}
     plain = {name: describe(value) if isinstance(value, Method) else value for name, value in values.items()}
     return {"name": type(method).__name__.lower()} | plain
+
+
+def _plain(value: Any) -> Any:
+    """A part of the settings with its fields by name."""
+    return dict(vars(value)) if isinstance(value, (Unreliable, Channel)) else value
 
 
 def _dtype_name(dtype: torch.dtype) -> Literal["float32", "float64"]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 Params = dict[str, Tensor]  # parameter name -> tensor
 Tree = dict[str, Any]  # name -> Tensor, Rows or Tree
+Outline = dict[str, Any]  # a tree without its tensors, as JSON can hold it: name -> None (a tensor), "rows" or Outline
 
 
 class Rows(NamedTuple):
@@ -229,12 +230,24 @@ def flatten(tree: Tree) -> Params:
     return flat
 
 
-def unflatten(flat: Params) -> Tree:
-    """The tree that `flatten` took apart.
+def outline(tree: Tree) -> Outline:
+    """The names of a tree in their order, which a flat file does not keep, nor that a subtree is empty.
+
+    >>> outline({"b": {}, "a": {"w": torch.ones(2)}})
+    {'b': {}, 'a': {'w': None}}
+    """
+    kinds = {name: "rows" if isinstance(node, Rows) else None for name, node in tree.items()}
+    return {name: outline(node) if isinstance(node, dict) else kinds[name] for name, node in tree.items()}
+
+
+def unflatten(flat: Params, shape: Outline | None = None) -> Tree:
+    """The tree that `flatten` took apart; with its outline, in the same order and with what is empty.
 
     >>> unflatten({"a/b": torch.tensor(1)})
     {'a': {'b': tensor(1)}}
     """
+    if shape is not None:
+        return _fill(shape, flat, "")
     tree: Tree = {}
     for path, leaf in flat.items():
         *parents, name = path.split("/")
@@ -243,6 +256,16 @@ def unflatten(flat: Params) -> Tree:
             node = node.setdefault(parent, {})
         node[name] = leaf
     return _restore_rows(tree)
+
+
+def _fill(shape: Outline, flat: Params, prefix: str) -> Tree:
+    def fill(name: str, kind: Any) -> Any:
+        path = f"{prefix}{name}"
+        if isinstance(kind, dict):
+            return _fill(kind, flat, f"{path}/")
+        return Rows(flat[f"{path}/rows.values"], flat[f"{path}/rows.present"]) if kind == "rows" else flat[path]
+
+    return {name: fill(name, kind) for name, kind in shape.items()}
 
 
 def _restore_rows(tree: Tree) -> Tree:

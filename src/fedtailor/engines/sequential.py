@@ -37,6 +37,10 @@ class Sequential:
         return LocalView(self.common, round, index, size, samples)
 
 
+class Touched(Refused):
+    """Work that changed what all clients share: what others do after it cannot be trusted."""
+
+
 def versions(trees: Sequence[Tree]) -> list[tuple[str, int]]:
     """How often every tensor was changed in place."""
     return [(path, leaf._version) for tree in trees for path, leaf in flatten(tree).items()]
@@ -46,7 +50,7 @@ def check_untouched(before: list[tuple[str, int]], after: list[tuple[str, int]],
     changed = [path for (path, old), (_, new) in zip(before, after, strict=True) if old != new]
     if changed:
         what = f"Client {client}'s work changed '{changed[0]}' in place"
-        raise Refused(f"{what}, which others share; return new tensors.")
+        raise Touched(f"{what}, which others share; return new tensors.")
 
 
 def check_alike(first: Tree, other: Tree, client: int, another: int) -> None:

@@ -124,7 +124,7 @@ def rows_of(tree: Tree, positions: list[int]) -> Tree:
 
     def rows(leaf: Tensor) -> Tensor:
         same = leaf.ndim > 0 and leaf.stride(0) == 0
-        return leaf[: len(positions)] if same else leaf[torch.tensor(positions, device=leaf.device)]
+        return leaf[: len(positions)] if same else leaf[torch.tensor(positions, dtype=torch.int64, device=leaf.device)]
 
     return map_leaves(rows, tree)
 

@@ -1,0 +1,99 @@
+"""Clients that fail in a round: who, and why. Their uploads are refused, and the round goes on without them."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedtailor.errors import Refused
+from fedtailor.trees import Tree, flatten
+
+Kinds = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]  # of a tree's tensors: names, shapes and dtypes
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client's work of a round is refused."""
+
+    why: str
+    error: Exception | None = None  # what it raised
+
+
+def find_failures(work: Callable[[int], Tree], clients: Sequence[int]) -> dict[int, Failure]:
+    """Let every client work alone: who raises, and who returns other names or shapes than most do."""
+    failures: dict[int, Failure] = {}
+    kinds: dict[int, Kinds] = {}
+    for client in clients:
+        try:
+            kinds[client] = _kinds(work(client))
+        except Exception as error:  # whatever a method or a model raises is the reason to keep
+            failures[client] = Failure(_words(error), error)
+    usual = Counter(kinds.values()).most_common(1)[0][0] if kinds else ()
+    odd = {client: own for client, own in kinds.items() if own != usual}
+    return failures | {client: Failure(_difference(own, usual)) for client, own in odd.items()}
+
+
+def not_finite(clients: Sequence[int], parts: Mapping[str, Tree]) -> dict[int, Failure]:
+    """Who of these stacked clients has a NaN or infinity, in which part.
+
+    >>> not_finite([3, 8], {"upload": {"w": torch.tensor([[1.0], [torch.nan]])}})[8].why
+    "its upload 'w' has NaN or infinity"
+    """
+    floats = [
+        (part, path, leaf)
+        for part, tree in parts.items()
+        for path, leaf in flatten(tree).items()
+        if leaf.is_floating_point()
+    ]
+    sums = {id(leaf): leaf.reshape(len(clients), leaf[0].numel()).sum(1).double() for _, _, leaf in floats}
+    if not sums or bool(torch.stack(list(sums.values())).isfinite().all()):  # one look at the device
+        return {}
+    failures: dict[int, Failure] = {}
+    for part, path, leaf in floats:  # a sum may also overflow: now number by number
+        good = leaf.isfinite().reshape(len(clients), leaf[0].numel()).all(1)
+        for position in (~good).nonzero().flatten().tolist():
+            failures.setdefault(clients[position], Failure(f"its {part} '{path}' has NaN or infinity"))
+    return failures
+
+
+def check_finite(tree: Tree, number: int) -> None:
+    """Refuse a server with a NaN or infinity in it: nothing could be computed from it any more."""
+    for path, leaf in flatten(tree).items():
+        if leaf.is_floating_point() and not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all()):
+            raise Refused(
+                f"In round {number} the server's '{path}' became NaN or infinite, but no upload is; try a smaller lr."
+            )
+
+
+def check_share(failures: Mapping[int, Failure], asked: int, most: float, number: int) -> None:
+    """Refuse a round in which more than a share of its clients failed; where all raised, with what the first did."""
+    if len(failures) <= most * asked:
+        return
+    client, first = next(iter(failures.items()))
+    if first.error is not None and len(failures) == asked:
+        raise first.error
+    smaller = "" if first.error else "; try a smaller lr"
+    raise Refused(
+        f"In round {number} {len(failures)} of {asked} clients failed, more than max_failures={most:g} allows, client "
+        f"{client} because {first.why}{smaller}."
+    ) from first.error
+
+
+def _kinds(tree: Tree) -> Kinds:
+    return tuple(sorted(((path, tuple(leaf.shape), leaf.dtype) for path, leaf in flatten(tree).items()), key=str))
+
+
+def _words(error: Exception) -> str:
+    said = str(error).splitlines()[0].rstrip(".")[:300] if str(error) else ""
+    return f"it raised {type(error).__name__}{': ' if said else ''}{said}"
+
+
+def _difference(own: Kinds, usual: Kinds) -> str:
+    path = min(path for path, *_ in set(own) ^ set(usual))
+    found, wanted = (
+        next((f"{str(dtype).removeprefix('torch.')} {shape[1:]}" for name, shape, dtype in kinds if name == path), None)
+        for kinds in (own, usual)
+    )
+    part, _, name = path.partition("/")
+    return f"its {part} '{name}' is {found or 'not there'}, others' is {wanted or 'not there'}"
