@@ -260,7 +260,7 @@ def test_pickle_in_the_cache_is_never_loaded(registry: Registry) -> None:
     path = fetch.get("mnist")
     np.savez(path, x=np.array([{"a": 1}], object), y=np.array([0]))
     path.with_name("mnist.npz.sha256").write_text(fetch._seal(path, fetch.SOURCES["mnist"]))
-    with pytest.raises(ValueError, match="allow_pickle=False"):
+    with pytest.raises(Refused, match="holds no pictures and labels; remove it"):
         fetch.raw("mnist")
 
 

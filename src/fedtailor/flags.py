@@ -1,14 +1,16 @@
 """Flags of the command as nested settings: --method.lr 0.1 is {"method": {"lr": 0.1}}."""
 
-import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fedtailor.errors import Refused
+from fedtailor.untrusted import parse_json
 
 T = TypeVar("T")
-_TEXT = ("out", "data.folder")  # names of folders, which may have commas and brackets
+_DEEPEST = 8  # parts within parts; --method.inner.lr has two dots
+_TEXT = ("out", "data.folder", "unreliable.trace")  # names of folders, which may have commas and brackets
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Flags:
             return list(default)
         values = given if isinstance(given, list) else [given]
         if not values or not all(isinstance(value, kind) for value in values):
-            raise Refused(f"--{name} takes values such as 0,1,2, not {given!r}.")
+            raise Refused(f"--{name} takes values such as 0,1,2, not {reprlib.repr(given)}.")
         return values
 
     def over(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,6 +61,8 @@ def read_flags(words: Sequence[str]) -> Flags:
                 raise Refused(f"--{name} needs a value.")
             value = rest.pop(0)
         name = name.replace("-", "_")
+        if name.count(".") > _DEEPEST:
+            raise Refused(f"A flag has at most {_DEEPEST} dots, not {name.count('.')}.")
         settings[name] = value if name in _TEXT else _value(value)
     return Flags(plain, settings)
 
@@ -79,6 +83,6 @@ def _lay(settings: Mapping[str, Any], path: Sequence[str], value: Any, flag: str
 def _value(text: str) -> Any:
     """Numbers, true and false, lists in brackets or with commas; everything else is text."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return parse_json(text)
+    except ValueError:
         return [_value(part) for part in text.split(",")] if "," in text else text

@@ -4,10 +4,13 @@
 GroupNorm is the default normalisation: BatchNorm's running statistics mix the clients' data in ways of their own.
 """
 
+import reprlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import prod
+from numbers import Integral
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -15,9 +18,13 @@ from torch import Tensor, nn
 
 from fedtailor.errors import Refused, unknown
 from fedtailor.federation import Federation
+from fedtailor.machine import total_memory
 from fedtailor.model import Model, wrap
 
 Shape = tuple[int, ...]
+_DEEPEST = 1000  # layers or blocks; the deepest residual networks that were published have about so many
+_WIDEST = 2**24  # numbers that a layer gives: more than any published one, and few enough to multiply two of them
+_COPIES = 8  # of the weights, in float32, while a model trains: the skeletons, values, slopes and what is kept of them
 
 
 def network(name: str, fed: Federation, **settings: Any) -> Model:
@@ -39,13 +46,40 @@ def network(name: str, fed: Federation, **settings: Any) -> Model:
     spec = kind(**settings)
     build = partial(spec.build, fed.shape, outputs)
     with torch.random.fork_rng(devices=[]):
+        _check_room(build, name)
         model = wrap(build(), loss="classification" if fed.classes is not None else "regression")
     return replace(model, build=build, description={"name": name, **vars(spec)}, parts=getattr(kind, "parts", {}))
 
 
+def _check_room(build: Callable[[], nn.Module], name: str) -> None:
+    """Refuse a network that this machine's memory cannot hold, before one of its tensors is made."""
+    try:
+        with torch.device("meta"):  # shapes without numbers
+            parameters = sum(p.numel() for p in build().parameters())
+    except RuntimeError as error:  # so many that they cannot be counted
+        raise Refused(f"The network {name} would have layers of more numbers than can be counted.") from error
+    room = total_memory(torch.device("cpu")) // (4 * _COPIES)
+    if parameters > room:
+        here = f"this machine has memory to train about {room:,}; take narrower layers"
+        raise Refused(f"The network {name} would have {parameters:,} parameters for these data, and {here}.")
+
+
+def _check_sizes(name: str, sizes: Any, least: int = 1) -> None:
+    """Refuse what cannot be the widths or the numbers of layers."""
+    few = isinstance(sizes, (tuple, list)) and len(sizes) <= _DEEPEST
+    if not few or not all(isinstance(size, Integral) and least <= int(size) <= _WIDEST for size in sizes):
+        rule = f"at most {_DEEPEST} whole numbers from {least} to {_WIDEST}"
+        raise Refused(f"{name} of a network must be {rule}, not {reprlib.repr(sizes)}.")
+
+
 def _normalise(norm: str, channels: int) -> nn.Module:
     if norm == "group":
-        return nn.GroupNorm(min(32, channels // 4), channels)
+        groups = min(32, channels // 4)
+        if not groups or channels % groups:
+            raise Refused(
+                f"{channels} channels cannot be normalised in {groups} equal groups; take a power of 2 from 4 on."
+            )
+        return nn.GroupNorm(groups, channels)
     if norm == "batch":
         return nn.BatchNorm2d(channels)
     if norm == "none":
@@ -86,6 +120,9 @@ class MLP:
     """Fully connected layers with ReLU."""
 
     hidden: tuple[int, ...] = (64, 32)  # widths of the hidden layers
+
+    def __post_init__(self) -> None:
+        _check_sizes("hidden", self.hidden)
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
         return _sequence(flatten=nn.Flatten(), **_dense(prod(shape), tuple(self.hidden), outputs))
@@ -143,8 +180,12 @@ class _Block(nn.Module):
 
 
 def _residual(shape: Shape, outputs: int, channels: Shape, blocks: Shape, norm: str) -> nn.Module:
-    if len(blocks) != len(channels):
+    _check_sizes("channels", channels)
+    _check_sizes("blocks", blocks, least=0)
+    if not channels or len(blocks) != len(channels):
         raise Refused(f"blocks must be {len(channels)} numbers, one for each group of {channels} channels.")
+    if sum(blocks) > _DEEPEST:
+        raise Refused(f"A network of {sum(blocks)} blocks is deeper than the {_DEEPEST} that can be had.")
     before = channels[0]
     layers: dict[str, nn.Module] = {
         "conv": nn.Conv2d(shape[0], before, 3, padding=1, bias=False), "norm": _normalise(norm, before),

@@ -9,6 +9,7 @@ from fedtailor.errors import Refused
 from fedtailor.unreliable import Unreliable
 
 Participation = float | tuple[float, float]
+_LONGEST = 10**8  # clients that are asked, over all rounds: a plan of so many takes four gigabytes
 
 
 def make_schedule(
@@ -19,27 +20,51 @@ def make_schedule(
     schedule: Sequence[Sequence[int]] | None = None,
     unreliable: Unreliable | None = None,
 ) -> list[list[int]]:
-    """The clients of every round, in ascending order, at least one; an explicit schedule is checked and kept.
+    """The clients that are asked in every round, in ascending order; an explicit schedule is checked and kept. Who is
+    away is not asked; only where all are, a round has nobody.
 
     >>> make_schedule(4, rounds=2)
     [[0, 1, 2, 3], [0, 1, 2, 3]]
     """
+    unreliable = unreliable or Unreliable()
     if schedule is not None:
-        return _checked(schedule, num_clients, rounds)
+        listed = enumerate(_checked(schedule, num_clients, rounds), start=1)
+        return _some([_among(clients, unreliable.available(num_clients, number, seed)) for number, clients in listed])
     rounds = 20 if rounds is None else rounds
     if rounds < 1:
         raise Refused(f"rounds must be at least 1, not {rounds}.")
     bounds = list(participation) if isinstance(participation, (tuple, list)) else [participation] * 2
     if len(bounds) != 2 or not all(isinstance(b, Real) for b in bounds) or not 0 < bounds[0] <= bounds[1] <= 1:
         raise Refused(f"participation must be a share above 0 and at most 1, or a range of two, not {participation}.")
-    return [
-        _draw(num_clients, bounds[0], bounds[1], np.random.default_rng([seed, 4, number])) for number in range(rounds)
-    ]
+    if (most := rounds * max(1, round(bounds[1] * num_clients))) > _LONGEST:
+        asked = f"{rounds} rounds would ask clients {most} times, and {_LONGEST} is the most"
+        raise Refused(f"{asked}; ask for fewer rounds or a smaller participation.")
+    plan = []
+    for number in range(rounds):
+        random = np.random.default_rng([seed, 4, number])
+        wanted = max(1, round(random.uniform(bounds[0], bounds[1]) * num_clients))
+        plan.append(_draw(unreliable.available(num_clients, number + 1, seed), wanted, random))
+    return _some(plan)
 
 
-def _draw(num_clients: int, low: float, high: float, random: np.random.Generator) -> list[int]:
-    count = max(1, round(random.uniform(low, high) * num_clients))
-    return sorted(random.choice(num_clients, count, replace=False).tolist())
+def _draw(there: Sequence[int], wanted: int, random: np.random.Generator) -> list[int]:
+    """As many as are wanted of those who are there, or all of them."""
+    if not there:
+        return []
+    drawn = random.choice(len(there), min(wanted, len(there)), replace=False)
+    return sorted(there[position] for position in drawn.tolist())
+
+
+def _among(clients: Sequence[int], there: Sequence[int]) -> list[int]:
+    known = there if isinstance(there, range) else set(there)
+    return [client for client in clients if client in known]
+
+
+def _some(plan: list[list[int]]) -> list[list[int]]:
+    """Refuse a plan in which nobody ever takes part."""
+    if not any(plan):
+        raise Refused("In no round is anyone there to be asked; lower unreliable.away, or change the trace.")
+    return plan
 
 
 def _checked(schedule: Sequence[Sequence[int]], num_clients: int, rounds: int | None) -> list[list[int]]:

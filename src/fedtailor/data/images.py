@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedtailor.data.entries import check_entry
 from fedtailor.errors import Refused
 
 Pictures = tuple[NDArray[np.uint8], NDArray[np.int64]]  # x [n, channels, height, width] and y [n]
@@ -26,9 +27,12 @@ Files = Mapping[str, bytes]  # what the files hold, by the publisher's file name
 
 LARGEST = 1 << 30  # bytes of one file: twice the largest published IDX file
 _SHEET = 1 << 24  # pixels of one sheet: the published ones have 10,240,000, and PIL itself warns from 89 million
-_CLASSES = 10
+_LABELS = 1 << 20  # bytes of a list of labels: the published ones have 150,000
+_UNPACKER = 1 << 28  # bytes that unpacking an .xz may take: four times what its strongest setting needs
+CLASSES = 10  # of each of these data sets
 _AR = b"!<arch>\n"  # how the container of a Debian package begins
 _RECORD = 1 + 3 * 32 * 32  # CIFAR-10's binary version: the label, then the red, green and blue planes
+_EMPTY = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
 _PARTS = [f"data_batch_{n}" for n in range(1, 6)]
 
 
@@ -67,9 +71,9 @@ def idx(data: bytes, what: str = "The IDX file") -> NDArray[np.uint8]:
             raise Refused(
                 f"{what} claims {size:,} bytes, more than the {LARGEST:,} that are read; is it the right file?"
             )
-        body = stream.read(size + 1)  # one more than promised, so that a file which is too long is noticed
+        body = _at_most(size + 1, stream)  # one more than promised, so that a file which is too long is noticed
     except (OSError, EOFError, zlib.error, struct.error) as error:
-        raise Refused(f"{what} is damaged or cut short ({error}); download that file again.") from error
+        raise Refused(f"{what} is damaged or cut short ({_reason(error)}); download that file again.") from error
     if len(body) != size:
         held = f"{len(body):,}" if len(body) < size else "more"
         raise Refused(f"{what} promises {size:,} bytes and holds {held}; download that file again.")
@@ -91,9 +95,11 @@ def sheet(data: bytes, what: str = "The sheet") -> NDArray[np.uint8]:
         raise Refused(f"{what} of {width}×{height} pixels is not a sheet of 32×32 pictures in 8-bit red, green, blue.")
     try:
         with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
+            if picture.size != (width, height) or picture.mode != "RGB":  # a second header came after the first
+                raise ValueError("two headers")
             pixels = np.asarray(picture, np.uint8)
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error) as error:  # all that PIL raises
-        raise Refused(f"{what} is damaged or cut short ({error}); download that file again.") from error
+    except Exception as error:  # whatever a decoder raises on a broken file
+        raise Refused(f"{what} is damaged or cut short ({_reason(error)}); download that file again.") from error
     return pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
 
 
@@ -110,6 +116,7 @@ def from_folder(layout: Layout, folder: Path) -> Pictures:
             name = plain(path.name)
             if name not in layout.names or name in files or not path.is_file():
                 continue
+            check_entry(path, folder.expanduser())
             if path.stat().st_size > LARGEST:
                 raise Refused(f"{where} has a file {path.name} that is too large for {name}; is it the right file?")
             files[name] = path.read_bytes()
@@ -123,40 +130,73 @@ def from_archive(layout: Layout, file: io.BufferedReader, where: str) -> Picture
 
     >>> from_archive(MNIST, io.BufferedReader(io.BytesIO(b"nonsense")), "The archive")
     Traceback (most recent call last):
-    fedtailor.errors.Refused: The archive cannot be unpacked (file could not be opened successfully); fetch it again.
+    fedtailor.errors.Refused: The archive cannot be unpacked (truncated header); fetch it again.
     """
     try:
-        is_deb = file.peek(8).startswith(_AR)
-        files = _members(_deb_data(file) if is_deb else file, layout)
+        data = file.read()
+        files = _members(_unpacked(_deb_data(data) if data.startswith(_AR) else data), layout)
     except (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError) as error:
-        reason = str(error).partition(":")[0]
-        raise Refused(f"{where} cannot be unpacked ({reason}); fetch it again.") from error
+        raise Refused(f"{where} cannot be unpacked ({_reason(error)}); fetch it again.") from error
     return layout.read(files, where)
 
 
-def _deb_data(file: io.BufferedReader) -> io.BytesIO:
+def _reason(error: Exception) -> str:
+    """What an error says, as a part of a sentence."""
+    return str(error).partition("\n")[0].partition(". ")[0].rstrip(" .")[:100] or type(error).__name__
+
+
+def _at_most(size: int, stream: io.BufferedIOBase) -> bytes:
+    """What a stream holds, up to a size; memory is only taken for what comes."""
+    parts: list[bytes] = []
+    while size > 0 and (part := stream.read(min(size, 1 << 20))):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _deb_data(data: bytes) -> bytes:
     """The data.tar.* of a Debian package: an `ar` container, in which every member follows a header of 60 bytes."""
-    file.seek(len(_AR), io.SEEK_CUR)
-    while len(header := file.read(60)) == 60:
-        digits = header[48:58].strip()
-        size = int(digits) if digits.isdigit() else LARGEST + 1
-        if size > LARGEST:
-            raise tarfile.ReadError("a member without a sensible size")
+    at = len(_AR)
+    while len(header := data[at : at + 60]) == 60:
+        digits, at = header[48:58].strip(), at + 60
+        if not digits.isdigit():
+            raise tarfile.ReadError("a member without a size")
         if header.startswith(b"data.tar"):
-            return io.BytesIO(file.read(size))
-        file.seek(size + size % 2, io.SEEK_CUR)  # members start at even places
+            return data[at : at + int(digits)]
+        at += int(digits) + int(digits) % 2  # members start at even places
     raise tarfile.ReadError("no data.tar in it")
 
 
-def _members(file: io.BufferedReader | io.BytesIO, layout: Layout) -> Files:
-    files = dict[str, bytes]()
-    with tarfile.open(fileobj=file, mode="r:*") as archive:
-        for member in archive:
-            if member.offset_data + member.size > LARGEST:  # all that has been unpacked once this member is read
-                raise tarfile.ReadError("it unpacks to more than a data set")
-            name = plain(PurePosixPath(member.name).name)
-            if member.isfile() and name in layout.names and (content := archive.extractfile(member)):
-                files[name] = content.read()
+def _unpacked(data: bytes) -> bytes:
+    """What gzip or xz has packed."""
+    if data.startswith(b"\x1f\x8b"):
+        unpacked = _at_most(LARGEST + 1, gzip.GzipFile(fileobj=io.BytesIO(data)))
+    elif data.startswith(b"\xfd7zXZ\0"):
+        xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, _UNPACKER)
+        unpacked = xz.decompress(data, LARGEST + 1)
+        if not xz.eof and len(unpacked) <= LARGEST:
+            raise EOFError("cut short")
+    else:
+        unpacked = data
+    if len(unpacked) > LARGEST:
+        raise tarfile.ReadError("it unpacks to more than a data set")
+    return unpacked
+
+
+def _members(data: bytes, layout: Layout) -> Files:
+    """The publisher's files in a tar. Its headers are walked through here, for the tarfile of Python 3.11 runs in a
+    circle where a size is below 0, and takes hours over some headers of its own kinds; these are passed over."""
+    files, at = dict[str, bytes](), 0
+    while (block := data[at : at + tarfile.BLOCKSIZE]).strip(b"\0") or not at:
+        member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        at += tarfile.BLOCKSIZE
+        size = 0 if member.type in _EMPTY else member.size
+        if not 0 <= size <= len(data) - at:
+            raise tarfile.ReadError("a member is cut short")
+        name = plain(PurePosixPath(member.name).name)
+        if member.isreg() and name in layout.names:
+            files[name] = data[at : at + size]
+        at += -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
     return files
 
 
@@ -176,8 +216,8 @@ def _joined(parts: list[Pictures], where: str) -> Pictures:
             )
         if x.shape[1:] != parts[0][0].shape[1:]:
             raise Refused(f"{where} has pictures of several sizes; put the files of one data set there.")
-        if y.min() < 0 or y.max() >= _CLASSES:
-            raise Refused(f"{where} has a label outside 0 to {_CLASSES - 1}; put the files of one data set there.")
+        if y.min() < 0 or y.max() >= CLASSES:
+            raise Refused(f"{where} has a label outside 0 to {CLASSES - 1}; put the files of one data set there.")
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return np.ascontiguousarray(x), y
 
@@ -198,12 +238,12 @@ def _mnist(files: Files, where: str) -> Pictures:
 
 def _numbers(data: bytes, what: str) -> NDArray[np.int64]:
     try:
-        values = json.loads(data)
+        values = json.loads(data) if len(data) <= _LABELS else None
     except (ValueError, RecursionError):
         values = None
-    if not isinstance(values, list) or not all(type(value) is int and 0 <= value < _CLASSES for value in values):
+    if not isinstance(values, list) or not all(type(value) is int and 0 <= value < CLASSES for value in values):
         raise Refused(
-            f"{what} is not a JSON list of labels from 0 to {_CLASSES - 1}; put the file of the package there."
+            f"{what} is not a JSON list of labels from 0 to {CLASSES - 1}; put the file of the package there."
         )
     return np.array(values, np.int64)
 
