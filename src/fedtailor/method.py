@@ -112,6 +112,11 @@ class Method:
         """True: clients of a round take turns, and each sees the server the last one left."""
         return False
 
+    @property
+    def plain_mean(self) -> bool:
+        """True: `receive` makes no other use of uploads than their mean, in which all clients count alike."""
+        return False
+
     # the server: ordinary Python, trees stacked over the clients of the round
 
     def init_server(self, setup: Setup) -> Tree:

@@ -284,6 +284,10 @@ class PerFedAvg(SGDMethod):
         self.require(self.delta > 0, "delta", "above 0")
         self.require_choice("weights", "uniform", "size")
 
+    @property
+    def plain_mean(self) -> bool:
+        return self.weights == "uniform"
+
     def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         def objective(params: Tree, batch: Batch) -> Tensor:
             parts = batch.deal(2 if self.hessian == "none" else 3)  # D, D′ and for the Hessian D″

@@ -25,6 +25,10 @@ class _Averaging(SGDMethod):
         super().__post_init__()
         self.require_choice("weights", "size", "uniform")
 
+    @property
+    def plain_mean(self) -> bool:
+        return self.weights == "uniform"
+
     def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         params = local.sgd(local.loss, message["params"], **self.descent)
         return state, {"params": params}
@@ -106,6 +110,10 @@ class Scaffold(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.server_lr > 0, "server_lr", "above 0")
+
+    @property
+    def plain_mean(self) -> bool:
+        return True
 
     def init_server(self, setup: Setup) -> Tree:
         return {"params": setup.params, "control": zeros_like(setup.model.trainable(setup.params))}
@@ -202,6 +210,10 @@ class FedADMM(SGDMethod):
         self.require(step is None or (isinstance(step, Real) and 0 < step < inf), "server_lr", "above 0, or none")
         self.require_choice("variant", "paper", "code")
         self.require_choice("start", "received", "own")
+
+    @property
+    def plain_mean(self) -> bool:
+        return True
 
     def init_client(self, setup: Setup) -> Tree:
         return {"own": setup.params, "dual": zeros_like(setup.model.trainable(setup.params))}

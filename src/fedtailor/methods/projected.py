@@ -46,6 +46,10 @@ class LpProj(Method):
         stable = self.p != 2 or self.lam * max(self.lr, self.anchor_lr) < 2
         self.require(stable, "lam", "below 2/lr and 2/anchor_lr with p = 2")
 
+    @property
+    def plain_mean(self) -> bool:
+        return True
+
     def init_server(self, setup: Setup) -> Tree:
         return {"anchor": setup.like.new_zeros(self.dimension)}
 

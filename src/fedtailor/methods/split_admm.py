@@ -60,6 +60,10 @@ class FedAPM(Method):
         self.require_choice("start", "own", "received")
         self.require_choice("order", "alternate", "together")
 
+    @property
+    def plain_mean(self) -> bool:
+        return True
+
     def init_server(self, setup: Setup) -> Tree:
         return {"params": setup.split(self.split)[0]}
 

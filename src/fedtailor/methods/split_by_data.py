@@ -40,6 +40,10 @@ class FedAS(SGDMethod):
         self.require(self.align_lr > 0, "align_lr", "above 0")
         self.require_choice("weights", "fisher", "size", "uniform")
 
+    @property
+    def plain_mean(self) -> bool:
+        return self.weights == "uniform"
+
     def init_server(self, setup: Setup) -> Tree:
         return {"params": setup.split("head")[0]}
 

@@ -38,6 +38,10 @@ class _Split(SGDMethod):
         """The personal part."""
         raise NotImplementedError
 
+    @property
+    def plain_mean(self) -> bool:
+        return self.weights == "uniform"
+
     def divide(self, split: Splitter) -> tuple[Params, Params]:
         """(shared, personal) of what is split."""
         return split(self.part)

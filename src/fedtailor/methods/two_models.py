@@ -26,6 +26,10 @@ class Local(SGDMethod):
     up: ClassVar[str] = "nothing"
     keeps: ClassVar[str] = "own model"
 
+    @property
+    def plain_mean(self) -> bool:
+        return True
+
     def init_server(self, setup: Setup) -> Tree:
         return {}
 
