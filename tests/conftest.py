@@ -1,6 +1,8 @@
 """Small problems that every test may use."""
 
+import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -81,6 +83,13 @@ def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
 def alike(found: Sequence[Tree], wanted: Sequence[Tree], tolerance: float = 0.0) -> bool:
     """`same` of every two."""
     return all(same(a, b, tolerance) for a, b in zip(found, wanted, strict=True))
+
+
+def wait_until(process: "subprocess.Popen[str]", holds: Callable[[], bool]) -> None:
+    """Wait for something another process does; it must not end before."""
+    while not holds():
+        with suppress(subprocess.TimeoutExpired):
+            raise AssertionError(f"the process ended with {process.wait(0.02)}")
 
 
 def models(run: ft.Run, moment: str = "trained") -> list[Tree]:

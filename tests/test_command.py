@@ -2,6 +2,8 @@
 
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fedtailor as ft
+from conftest import wait_until
 from fedtailor.cli import main
 from fedtailor.methods import METHODS
 from fedtailor.trees import Tree
@@ -59,9 +62,58 @@ def test_compare_ranks_with_local_and_leaves_one_folder_a_run(tmp_path: Path) ->
     assert [float(score) for _, score in rows] == sorted((float(score) for _, score in rows), reverse=True)
     assert re.search(r"Training alone (is best here|gets) .* Over 2 seeds", " ".join(done.stdout.split()))
     assert "The runs lie in all" in done.stdout
-    assert "is not empty" in fedtailor(*words, folder=tmp_path).stderr  # never into a folder that has runs
+    other = fedtailor(*words, "--method.lr", "0.7", folder=tmp_path)
+    assert other.returncode == 2 and "holds another run; runs never overwrite each other" in other.stderr
+    (tmp_path / "all" / "notes.txt").touch()
+    assert "holds other things" in fedtailor(*words, folder=tmp_path).stderr
+    (tmp_path / "all" / "notes.txt").unlink()
     again = fedtailor("show", "all", folder=tmp_path)
     assert again.stdout.strip() == done.stdout.split("The runs lie")[0].strip()
+
+
+def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    words = ["compare", "fedavg", "fedper", "--out", "all", "--checkpoint-every", "1", "--method.lr", "0.2", *QUICK]
+    whole = fedtailor(*words, folder=tmp_path)
+    (tmp_path / "all" / "fedper-seed0" / "personal").rename(tmp_path / "gone")  # stopped in the last moment
+    (tmp_path / "all" / "fedavg-seed0").rename(tmp_path / "never-begun")
+    before = (tmp_path / "all" / "local-seed0" / "rounds.jsonl").stat().st_mtime_ns
+    again = fedtailor(*words, folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "The runs lie in all" in again.stdout
+    assert (tmp_path / "all" / "local-seed0" / "rounds.jsonl").stat().st_mtime_ns == before  # was not run again
+    rows = re.compile(r"^ *(local|fedavg|fedper) +(\d+\.\d)", re.MULTILINE)
+    assert len(rows.findall(whole.stdout)) > 2 and rows.findall(whole.stdout) == rows.findall(again.stdout)
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(presses: int, tmp_path: Path) -> None:
+    words = ["--method", "fedper", "--rounds", "100000", "--data.clients", "4", "--checkpoint-every", "1"]
+    command = [sys.executable, "-m", "fedtailor.cli", "run", *words]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    folder = tmp_path / "runs" / "fedper-seed0-digits"
+    wait_until(process, lambda: (folder / "checkpoints" / "000002").is_dir())
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    heard = process.stderr.readline()
+    assert heard == "Finishing the round and saving; once more, and it leaves at once.\n"
+    if presses == 2:
+        process.send_signal(signal.SIGINT)
+    out, said = process.communicate()
+    assert process.returncode == 130 and out == "" and "Traceback" not in said
+    assert said.strip().endswith("go on with: fedtailor resume runs/fedper-seed0-digits")
+
+
+def test_resume_finishes_a_run_and_shows_it(tmp_path: Path) -> None:
+    done = fedtailor("run", "--method", "fedper", "--checkpoint-every", "1", *QUICK, folder=tmp_path)
+    folder = tmp_path / "runs" / "fedper-seed0-digits"
+    shutil.rmtree(folder / "personal")
+    shutil.rmtree(folder / "checkpoints" / "000002")
+    again = fedtailor("resume", "runs/fedper-seed0-digits", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    for text in ("all samples", "worst 10 %", "loss"):
+        lines = [[line.split() for line in out.splitlines() if text in line] for out in (done.stdout, again.stdout)]
+        assert lines[0] and lines[0] == lines[1]
+    assert "There is no run in 'nowhere'" in fedtailor("resume", "nowhere", folder=tmp_path).stderr
 
 
 @pytest.mark.parametrize("what", ["methods", "data", "networks"])

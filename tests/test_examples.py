@@ -51,9 +51,12 @@ def test_a_methods_page_names_every_field_and_nothing_else(page: str, methods: l
         assert (ROOT / "docs" / "methods" / target).is_file(), target
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/engines.md", "docs/methods/selffl.md"])
+PAGES = ["README", "CONTRIBUTING", *(f"docs/{page}" for page in ("engines", "methods/selffl", "runs", "channel"))]
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/heterogeneity"])
 def test_python_blocks_of_the_pages_run(page: str, tmp_path: Path) -> None:
-    blocks = re.findall(r"^ *```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^ *```python\n(.*?)```", (ROOT / f"{page}.md").read_text(), re.DOTALL | re.MULTILINE)
     assert blocks
     script = tmp_path / "page.py"
     script.write_text("\n".join(dedent(block) for block in blocks))

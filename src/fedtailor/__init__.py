@@ -5,7 +5,10 @@ fed = ft.load("digits", clients=20, partition="dirichlet", alpha=0.1, seed=0)
 run = ft.simulate(ft.methods.FedPer(lr=0.05), ft.network("mlp", fed), fed, rounds=20)
 """
 
+from collections.abc import Callable
 from pathlib import Path
+
+from torch.nn import Module
 
 from fedtailor import methods, trees
 from fedtailor.batch import Batch
@@ -13,6 +16,7 @@ from fedtailor.channel import Channel
 from fedtailor.data.datasets import load
 from fedtailor.errors import Refused
 from fedtailor.federation import Federation
+from fedtailor.lines import Record
 from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Method, Setup, SGDMethod
 from fedtailor.metrics import Metric
@@ -21,8 +25,9 @@ from fedtailor.networks import network
 from fedtailor.run import Run
 from fedtailor.simulate import simulate
 from fedtailor.unreliable import Unreliable
+from fedtailor.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "Batch",
     "Channel",
@@ -41,6 +46,7 @@ __all__ = [
     "methods",
     "network",
     "open",
+    "resume",
     "simulate",
     "trees",
     "wrap",
@@ -52,3 +58,17 @@ def open(path: str | Path) -> Run:
     from fedtailor.record import open_run  # needs safetensors, which training does not
 
     return open_run(path)
+
+
+def resume(
+    path: str | Path,
+    *,
+    method: Method | None = None,
+    model: Model | Module | None = None,
+    fed: Federation | None = None,
+    record: Callable[[Record], None] | None = None,
+) -> Run:
+    """The finished run of a folder, loaded or carried to its end; see `fedtailor.resuming`."""
+    from fedtailor.resuming import resume  # needs safetensors and pydantic, which training does not
+
+    return resume(path, method=method, model=model, fed=fed, record=record)

@@ -1,7 +1,7 @@
-"""The command: run, compare, show, list, data. It reads flags, asks the library, and prints."""
+"""The command: run, compare, resume, show, list, data. It reads flags, asks the library, and prints."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedtailor import resuming
 from fedtailor.catalogue import catalogue
 from fedtailor.channel import Channel
 from fedtailor.data.datasets import DATASETS, Data
@@ -19,10 +20,11 @@ from fedtailor.errors import Refused, unknown
 from fedtailor.experiment import Experiment, field_notes, from_toml, make
 from fedtailor.federation import Federation
 from fedtailor.flags import Flags, read_flags
+from fedtailor.interrupt import Interrupted
 from fedtailor.lines import Record
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
-from fedtailor.record import free_folder, is_finished, open_run
+from fedtailor.record import check_same, free_folder, holds_run, is_finished, open_run, read_settings
 from fedtailor.run import Run, name_of
 from fedtailor.simulate import describe
 from fedtailor.table import comparison, listing, methods_table, other_metrics, run_table, verdict
@@ -56,7 +58,8 @@ def run(ctx: typer.Context) -> None:
     experiment = make(flags.over(from_toml(Path(flags.words[0])) if flags.words else {}))
     fed = experiment.load()
     with _progress() as progress:
-        finished = _run(experiment, fed, folder, _label(experiment) + f"-{experiment.data.name}", progress)
+        label = f"{_label(experiment)}-{experiment.data.name}"
+        finished = _run(experiment, fed, free_folder(folder, label), label, progress)
     out.print(run_table(finished))
     _say(f"The run lies in {finished.folder}")
 
@@ -65,7 +68,7 @@ def run(ctx: typer.Context) -> None:
 def compare(ctx: typer.Context) -> None:
     """Compare methods: fedtailor compare fedavg fedper ditto --data digits --seeds 0,1,2 --out FOLDER. Training alone
     is always among them. --method.FIELD sets a field of every method that has it, --NAME.FIELD of one. --all compares
-    every method there is. When one fails, the others go on."""
+    every method there is. When one fails, the others go on. Stopped, it goes on with the same command and --out."""
     everything = "--all" in ctx.args
     flags = read_flags([word for word in ctx.args if word != "--all"])
     out_folder = flags.pop("out", "")
@@ -78,8 +81,6 @@ def compare(ctx: typer.Context) -> None:
     failures: dict[str, str] = {}
     alone = make(_for_method("local", names, flags))
     folder = Path(out_folder or free_folder(Path("runs"), f"compare-{alone.data.name}"))
-    if folder.is_dir() and any(folder.iterdir()):
-        raise Refused(f"The folder '{folder}' is not empty; runs never overwrite each other, name a new one.")
     feds = {seed: replace(alone, seed=seed).load() for seed in seeds}
     experiments = []
     for name in names:  # what does not fit is said before anything is trained
@@ -87,11 +88,13 @@ def compare(ctx: typer.Context) -> None:
             experiment = make(_for_method(name, names, flags))
             experiment.check(feds[seeds[0]])
             experiments.append(experiment)
+    seeded = [replace(experiment, seed=seed) for seed in seeds for experiment in experiments]
+    _check_own(folder, {_label(experiment): experiment.describe(feds[experiment.seed]) for experiment in seeded})
     runs: list[Run] = []
-    with _progress() as progress:
-        for experiment in [replace(e, seed=seed) for seed in seeds for e in experiments]:
+    with _progress() as progress, _hint(f"The whole comparison goes on with the same command and --out {folder}"):
+        for experiment in seeded:
             with _going_on(failures, label := _label(experiment), Exception):
-                runs.append(_run(experiment, feds[experiment.seed], folder, label, progress))
+                runs.append(_run(experiment, feds[experiment.seed], folder / label, label, progress))
     if runs:
         _show_runs(runs, brief=everything)
         _say(f"The runs lie in {folder}")
@@ -102,9 +105,21 @@ def compare(ctx: typer.Context) -> None:
 
 
 @app.command()
+def resume(folder: Annotated[Path, typer.Argument(help="a run's folder")]) -> None:
+    """Go on with a run that was stopped, from its last checkpoint; a finished one is only shown."""
+    with _progress() as progress:
+        rounds = read_settings(folder)["rounds"] if holds_run(folder) else None
+        finished = _watched(
+            lambda advance: resuming.resume(folder, record=advance), folder, folder.name, rounds, progress
+        )
+    out.print(run_table(finished))
+    _say(f"The run lies in {finished.folder}")
+
+
+@app.command()
 def show(folder: Annotated[Path, typer.Argument(help="a run, or a folder of runs")]) -> None:
     """Print the table of a run, or of all runs in a folder, again."""
-    if (folder / "experiment.toml").is_file():
+    if holds_run(folder):
         out.print(run_table(open_run(folder)))
         return
     paths = sorted(path.parent for path in folder.glob("*/experiment.toml"))
@@ -163,18 +178,57 @@ def main() -> None:
 
 
 def _run(experiment: Experiment, fed: Federation, folder: Path, label: str, progress: Progress) -> Run:
-    rounds = len(experiment.schedule) if experiment.schedule else experiment.rounds or 20
+    """Carry an experiment out in a folder, or go on with it if it was begun there."""
+
+    def go(advance: Callable[[Record], None]) -> Run:
+        if not holds_run(folder):
+            return experiment.run(fed, record=advance, folder=folder)
+        return resuming.resume(folder, fed=fed, record=advance)
+
+    return _watched(go, folder, label, experiment.length, progress)
+
+
+def _watched(
+    go: Callable[[Callable[[Record], None]], Run], folder: Path, label: str, rounds: int | None, progress: Progress
+) -> Run:
+    """Run with a bar; Ctrl-C ends the command with how to go on."""
     task = progress.add_task(label, total=rounds, score="")
 
     def advance(record: Record) -> None:
         names = [key for key in record if key.endswith("_trained") and isinstance(record[key], float)]
         if name := min(names, key=lambda name: name == "loss_trained", default=None):  # the score, if there is one
             progress.update(task, score=f"{name.replace('_', ' ')} {record[name]:.3f}")
-        progress.advance(task)
+        progress.update(task, completed=record["round"])
 
-    finished = experiment.run(fed, record=advance, folder=free_folder(folder, label))
+    try:
+        finished = go(advance)
+    except KeyboardInterrupt as stop:
+        progress.stop()
+        at_once = Interrupted(f"Left at once; go on with: fedtailor resume {folder}", 130)
+        told = stop if isinstance(stop, Interrupted) else at_once
+        err.print(str(told), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(told.code)
     progress.update(task, visible=len(progress.tasks) <= _MOST_BARS)
     return finished
+
+
+def _check_own(folder: Path, described: Mapping[str, Any]) -> None:
+    """A comparison goes on in its own folder, and begins in an empty one."""
+    if folder.is_dir() and any(path.name not in described for path in folder.iterdir()):
+        raise Refused(f"The folder '{folder}' holds other things; runs never overwrite each other, name a new one.")
+    for label, experiment in described.items():
+        if holds_run(folder / label):
+            check_same(folder / label, experiment)
+
+
+@contextmanager
+def _hint(words: str) -> Iterator[None]:
+    """Say how to go on, should the command be stopped."""
+    try:
+        yield
+    except SystemExit:
+        err.print(words, markup=False, highlight=False, soft_wrap=True)
+        raise
 
 
 @contextmanager

@@ -12,14 +12,14 @@ name = "mlp"
 
 import inspect
 import re
-import tomllib
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import FailFast, TypeAdapter, ValidationError
 
 from fedtailor.data.datasets import DATASETS, Data
 from fedtailor.errors import Refused, unknown
@@ -32,9 +32,11 @@ from fedtailor.networks import NETWORKS, Network, network
 from fedtailor.rounds import Rounds
 from fedtailor.run import Run
 from fedtailor.settings import Settings
-from fedtailor.simulate import carry_out
+from fedtailor.simulate import carry_out, describe_run
+from fedtailor.untrusted import check_plain, read_toml
 
 Named = Mapping[str, Any]  # settings by name, nested
+_MOST = 10**6  # of a method's whole numbers: epochs, steps, widths; nobody waits for more, and no memory holds it
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,18 @@ class Experiment(Settings):
     ) -> Run:
         """Do it."""
         fed = fed or self.load()
-        return carry_out(self, self.method, self._model(fed), fed, record, folder)
+        return carry_out(self, self.method, self.model(fed), fed, record, folder)
+
+    def describe(self, fed: Federation) -> dict[str, Any]:
+        """What a run's folder says of it."""
+        return describe_run(self, self.method, self.model(fed), fed)
 
     def check(self, fed: Federation) -> None:
         """Refuse what does not fit together, without training."""
-        Rounds.build(self, self.method, self._model(fed), fed, [[0]])
+        self.channel.check(self.method)
+        Rounds.build(self, self.method, self.model(fed), fed, [[0]])
 
-    def _model(self, fed: Federation) -> Model:
+    def model(self, fed: Federation) -> Model:
         if self.network is None:
             return network(DATASETS[self.data.name].network if self.data.name in DATASETS else _suited(fed), fed)
         name = next(name for name, kind in NETWORKS.items() if isinstance(self.network, kind))
@@ -69,12 +76,7 @@ class Experiment(Settings):
 
 def from_toml(path: Path) -> dict[str, Any]:
     """The settings in a TOML file."""
-    try:
-        return tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"The experiment '{path}' cannot be read: {error}.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise Refused(f"The experiment '{path}' is not TOML: {error}.") from error
+    return read_toml(path, "The experiment")
 
 
 def make(settings: Named) -> Experiment:
@@ -83,6 +85,7 @@ def make(settings: Named) -> Experiment:
     >>> make({"rounds": 5, "method": {"name": "ditto", "lam": 0.5}}).method
     Ditto(lr=0.1, epochs=2, momentum=0.0, weight_decay=0.0, lam=0.5)
     """
+    check_plain(settings, "The experiment")
     plain = dict(settings)
     parts: dict[str, Any] = {}
     kinds: list[tuple[str, Mapping[str, type[Any]], str | None]]
@@ -117,11 +120,24 @@ def build(kind: type[Any], values: Named, name: str, prefix: str = "") -> Any:
         if str(value).lower() == "none" and NoneType in get_args(hints[key]):  # as the command writes it
             value = None
         try:
-            made[key] = TypeAdapter(hints[key]).validate_python(value)
+            made[key] = TypeAdapter(_fail_fast(hints[key], value)).validate_python(value)
         except ValidationError as error:
             where = f"{prefix}.{key}" if prefix else key
-            raise Refused(f"{where} cannot be {value!r}: {error.errors()[0]['msg'].lower()}.") from error
+            raise Refused(f"{where} cannot be {reprlib.repr(value)}: {error.errors()[0]['msg'].lower()}.") from error
+        if issubclass(kind, Method) and isinstance(made[key], int) and abs(made[key]) > _MOST:
+            raise Refused(f"{prefix}.{key} must be at most {_MOST}, not {value}.")
     return kind(**made)
+
+
+def _fail_fast(hint: Any, value: Any) -> Any:
+    """The type, made to stop at its first error where a list is given: of a list of millions it would keep them all."""
+    if not isinstance(value, list):
+        return hint
+    if get_origin(hint) in (list, tuple):
+        parts = tuple(_fail_fast(part, value) for part in get_args(hint))
+        return Annotated[get_origin(hint)[parts], FailFast()]
+    lists = [part for part in get_args(hint) if get_origin(part) in (list, tuple)]  # of a type that has alternatives
+    return _fail_fast(lists[0], value) if lists else hint
 
 
 def _choose(part: str, given: Any, known: Mapping[str, type[Any]], default: str | None) -> Any:
@@ -158,10 +174,10 @@ def _named(part: str, given: Any, default: str | None) -> dict[str, Any]:
     if isinstance(given, str):
         given = {"name": given}
     if not isinstance(given, Mapping):
-        raise Refused(f"{part} must be a name or a table with a name, not {given!r}.")
+        raise Refused(f"{part} must be a name or a table with a name, not {reprlib.repr(given)}.")
     named = ({"name": default} if default else {}) | dict(given)
     if not isinstance(named.get("name", ""), str):
-        raise Refused(f"{part}.name must be a text, not {named['name']!r}.")
+        raise Refused(f"{part}.name must be a text, not {reprlib.repr(named['name'])}.")
     return named
 
 

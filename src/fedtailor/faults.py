@@ -9,6 +9,7 @@ import torch
 from fedtailor.errors import Refused
 from fedtailor.trees import Tree, flatten
 
+_PARTS = {"upload": "upload", "state": "state", "trained": "model", "notes": "note"}  # of a client's work, in words
 Kinds = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]  # of a tree's tensors: names, shapes and dtypes
 
 
@@ -53,14 +54,17 @@ def not_finite(clients: Sequence[int], parts: Mapping[str, Tree]) -> dict[int, F
     for part, path, leaf in floats:  # a sum may also overflow: now number by number
         good = leaf.isfinite().reshape(len(clients), leaf[0].numel()).all(1)
         for position in (~good).nonzero().flatten().tolist():
-            failures.setdefault(clients[position], Failure(f"its {part} '{path}' has NaN or infinity"))
+            failures.setdefault(clients[position], Failure(f"its {_PARTS[part]} '{path}' has NaN or infinity"))
     return failures
 
 
 def check_finite(tree: Tree, number: int) -> None:
     """Refuse a server with a NaN or infinity in it: nothing could be computed from it any more."""
-    for path, leaf in flatten(tree).items():
-        if leaf.is_floating_point() and not bool(leaf.sum().isfinite()) and not bool(leaf.isfinite().all()):
+    floats = {path: leaf for path, leaf in flatten(tree).items() if leaf.is_floating_point()}
+    if not floats or bool(torch.stack([leaf.sum().double() for leaf in floats.values()]).isfinite().all()):
+        return  # one look at the device
+    for path, leaf in floats.items():
+        if not bool(leaf.isfinite().all()):
             raise Refused(
                 f"In round {number} the server's '{path}' became NaN or infinite, but no upload is; try a smaller lr."
             )
@@ -90,10 +94,11 @@ def _words(error: Exception) -> str:
 
 
 def _difference(own: Kinds, usual: Kinds) -> str:
-    path = min(path for path, *_ in set(own) ^ set(usual))
+    odd = [path for path, *_ in set(own) ^ set(usual)]
+    path = min(odd, key=lambda path: (list(_PARTS).index(path.partition("/")[0]), path))
     found, wanted = (
         next((f"{str(dtype).removeprefix('torch.')} {shape[1:]}" for name, shape, dtype in kinds if name == path), None)
         for kinds in (own, usual)
     )
     part, _, name = path.partition("/")
-    return f"its {part} '{name}' is {found or 'not there'}, others' is {wanted or 'not there'}"
+    return f"its {_PARTS[part]} '{name}' is {found or 'not there'}, others' is {wanted or 'not there'}"

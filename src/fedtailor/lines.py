@@ -1,7 +1,10 @@
-"""A line of the record: what is said of one round."""
+"""The record: a line a round, and what is said in it."""
 
-from collections.abc import Sequence
-from typing import Any
+import json
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -12,6 +15,87 @@ from fedtailor.trees import Tree
 Record = dict[str, Any]  # one round; "per_client" maps a name to client -> number
 Values = dict[int, float]  # client -> number
 LARGE = 10_000  # numbers: an array beyond is kept as a tensor, on disk in a file beside the record
+
+
+class Lines(Sequence[Record]):
+    """The lines of a run, one after the other. Each is kept as packed text until somebody goes through all of them, so
+    that thousands take little memory while a run goes on.
+
+    >>> lines = Lines([{"round": 1, "per_client": {"loss": {0: 0.5}}, "monitor": {}}])
+    >>> lines[0]["per_client"]
+    {'loss': {0: 0.5}}
+    """
+
+    def __init__(self, lines: Iterable[Record] = ()) -> None:
+        self._packed: list[tuple[bytes, dict[str, Tensor]]] = []
+        self._open: list[Record] | None = None
+        for line in lines:
+            self.append(line)
+
+    def append(self, line: Record) -> None:
+        """Add a round."""
+        arrays = {name: value for name, value in line["monitor"].items() if isinstance(value, Tensor)}
+        text = json.dumps(line | {"monitor": {n: v for n, v in line["monitor"].items() if n not in arrays}})
+        self._packed.append((zlib.compress(text.encode(), 1), arrays))
+        self._open = None
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    @overload
+    def __getitem__(self, which: int) -> Record: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[Record]: ...
+    def __getitem__(self, which: int | slice) -> Record | list[Record]:
+        if isinstance(which, slice) or self._open is not None:
+            return self._all()[which]
+        return _unpack(*self._packed[which])
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def _all(self) -> list[Record]:
+        if self._open is None:
+            self._open = [_unpack(*packed) for packed in self._packed]
+        return self._open
+
+
+def _unpack(packed: bytes, arrays: dict[str, Tensor]) -> Record:
+    line = restore(json.loads(zlib.decompress(packed)))
+    line["monitor"] |= arrays
+    return line
+
+
+def without_nan(value: Any) -> Any:
+    """For files, as JSON has no NaN: a number that is none becomes null."""
+    if isinstance(value, dict):
+        return {name: without_nan(child) for name, child in value.items()}
+    if isinstance(value, list):
+        return [without_nan(child) for child in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def restore(line: Record) -> Record:
+    """JSON turned the clients' numbers into text and what is no number into null: turn them back."""
+    for group in ("missed", "failed"):
+        line[group] = {int(client): why for client, why in line.get(group, {}).items()}
+    for group in ("per_client", "last_trained"):
+        for name, values in line.get(group, {}).items():
+            numbers = {int(client): math.nan if value is None else value for client, value in values.items()}
+            line[group][name] = numbers
+    line["monitor"] = _with_nan(line.get("monitor", {}))
+    return line
+
+
+def _with_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_nan(child) for name, child in value.items()}
+    if isinstance(value, list):
+        return [_with_nan(child) for child in value]
+    return math.nan if value is None else value
 
 
 def by_client(clients: Sequence[int], stacked: Tree) -> dict[str, Values]:

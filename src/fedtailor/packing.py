@@ -54,7 +54,7 @@ def unpack_flat(data: bytes) -> Params:
     """
     _header(data)
     try:
-        return load(data)
+        return {name: leaf.clone() for name, leaf in load(data).items()}  # in memory of torch's own, aligned
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         why = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else type(error).__name__
         raise Refused(f"These bytes hold no tensors: {why}.") from error

@@ -1,73 +1,163 @@
 """A run on disk: a folder that readers understand without this library.
 
 experiment.toml         what was asked for
-run.json                where it ran, who the clients are
+run.json                where it ran, who the clients are, and marks by which data, model and method are known again
+start.safetensors       the common start, an ordinary state_dict
 rounds.jsonl            one line a round
 arrays/0007.safetensors ...   what is too large for a line of it: a monitor's arrays of round 7
-personal/trained/000.safetensors ...   every client's own model, an ordinary state_dict; also personal/received/
-state.safetensors       the server and what every client keeps; written last: a run that has it is finished
+checkpoints/000040/ ... the server and what every client keeps; the last two, see `checkpoint.py`
+personal/trained/000.safetensors ...   every client's own model, an ordinary state_dict; also personal/received/.
+                        Written last: a run that has it is finished
+lock                    held by the process that works on the run
 """
 
 import json
-import math
-import tomllib
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedtailor import checkpoint
+from fedtailor.checkpoint import Checkpoint, Damaged
 from fedtailor.errors import Refused
-from fedtailor.lines import Record
-from fedtailor.run import MOMENTS, Run
-from fedtailor.trees import Params, flatten, unflatten
+from fedtailor.files import WRITING, checksum, locked, new_folder, put, write
+from fedtailor.lines import Lines, Record, restore, without_nan
+from fedtailor.machine import total_memory
+from fedtailor.packing import pack, unpack_flat
+from fedtailor.run import FORMAT, MOMENTS, Run, arrays_file
+from fedtailor.store import ClientStore
+from fedtailor.toml import to_toml
+from fedtailor.trees import Params, Tree
+from fedtailor.untrusted import read_toml
 
-_STATE = "state.safetensors"
+_COST = 20  # a checkpoint is due when this many times as long has passed as the last one took
+_SEALED = ("experiment.toml", "run.json", "start.safetensors")
+_OWN = {"run.json", "start.safetensors", "rounds.jsonl", "lock"}  # what a run killed while it began may leave
 
 
 class RunWriter:
     """Writes a run into a folder of its own, round by round."""
 
-    def __init__(self, folder: Path, run: Run) -> None:
-        self._folder = folder
-        experiment, info = to_toml(run.experiment), json.dumps(run.info, indent=1) + "\n"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            taken = any(folder.iterdir())
-        except OSError as error:
-            raise Refused(f"The folder '{folder}' cannot be written: {error.strerror}.") from error
-        if taken:
-            raise Refused(f"The folder '{folder}' is not empty; runs never overwrite each other, name a new one.")
-        with (folder / "experiment.toml").open("x") as file:  # "x": of two at once, one fails
-            file.write(experiment)
-        (folder / "run.json").write_text(info)
-        (folder / "rounds.jsonl").touch()
+    def __init__(self, folder: Path, every: int | None) -> None:
+        self._folder, self._every = folder, every
+        self._size, self._sum = 0, sha256()  # of the record so far
+        self._saved = 0  # the round of the last checkpoint
+        self._took, self._at = 0.0, time.monotonic()
+
+    def begin(self, run: Run, start: Params) -> None:
+        """What is known before round 1. The experiment comes last: a folder that has it holds a run."""
+        with _writing(f"The folder '{self._folder}' cannot be written"):
+            write(self._folder / "run.json", (json.dumps(run.info, indent=1) + "\n").encode())
+            write(self._folder / "start.safetensors", pack(start))
+            write(self._folder / "rounds.jsonl", b"")
+            write(self._folder / "experiment.toml", to_toml(run.experiment).encode())
 
     def add(self, record: Record) -> Record:
         """Append a round; its large arrays go to a file, and the record that is returned names that."""
-        large = {name: value for name, value in record["monitor"].items() if isinstance(value, Tensor)}
-        if large:
-            file = f"arrays/{record['round']:04d}.safetensors"
-            (self._folder / "arrays").mkdir(exist_ok=True)
-            _save(large, self._folder / file)
-            named = {name: {"file": file, "shape": list(value.shape)} for name, value in large.items()}
-            record = record | {"monitor": record["monitor"] | named}
-        with (self._folder / "rounds.jsonl").open("a") as lines:
-            lines.write(json.dumps(_without_nan(record), allow_nan=False) + "\n")
+        with _writing(f"Round {record['round']} cannot be written to '{self._folder}'", self._hint()):
+            record = self._without_arrays(record)
+            line = (json.dumps(without_nan(record), allow_nan=False) + "\n").encode()
+            with (self._folder / "rounds.jsonl").open("r+b") as lines:
+                lines.seek(self._size)  # where the last whole line ends, should one before this have failed
+                lines.truncate()
+                put(lines, line)
+        self._size += len(line)
+        self._sum.update(line)
         return record
 
+    def is_due(self, number: int) -> bool:
+        """Whether it is time for a checkpoint."""
+        if self._every is not None:
+            return number % self._every == 0
+        return time.monotonic() - self._at > _COST * self._took
+
+    def save(self, number: int, server: Tree, stores: Mapping[str, ClientStore], note: Mapping[str, Any]) -> None:
+        """The checkpoint after a round, unless it is there."""
+        if number == self._saved:
+            return
+        began = time.monotonic()
+        lines = {"bytes": self._size, "sha256": self._sum.hexdigest()}
+        with _writing(f"The checkpoint of round {number} cannot be written to '{self._folder}'", self._hint()):
+            sealed = {name: checksum((self._folder / name).read_bytes()) for name in _SEALED}
+            checkpoint.save(self._folder, number, server, stores, {**note, "lines": lines, "sealed": sealed})
+        self._saved, self._at = number, time.monotonic()
+        self._took = self._at - began
+
+    def go_on(self, found: Checkpoint, info: Mapping[str, Any]) -> None:
+        """Continue after a checkpoint; what the record has beyond it comes again."""
+        self._saved, self._size = found.round, found.note["lines"]["bytes"]
+        self._sum = sha256((self._folder / "rounds.jsonl").read_bytes()[: self._size])
+        with _writing(f"The folder '{self._folder}' cannot be written"):
+            write(self._folder / "run.json", (json.dumps(info, indent=1) + "\n").encode())
+
     def finish(self, run: Run) -> None:
-        """Keep the models and the state."""
-        for moment in MOMENTS:
-            folder = self._folder / "personal" / moment
-            folder.mkdir(parents=True)
-            for client in range(run.num_clients):
-                _save(run.personal(client, moment), folder / f"{client:03d}.safetensors")
-        clients = {str(client): run.client(client) for client in range(run.num_clients)}
-        _save(flatten({"server": run.server, "clients": clients}), self._folder / _STATE)
+        """Keep everyone's models."""
+        with (
+            _writing(f"The models cannot be written to '{self._folder}'", self._hint()),
+            new_folder(self._folder / "personal") as beside,
+        ):
+            for moment in MOMENTS:
+                (beside / moment).mkdir()
+                for client in range(run.num_clients):
+                    with (beside / moment / f"{client:03d}.safetensors").open("wb") as file:
+                        put(file, pack(run.personal(client, moment)))
+
+    def _without_arrays(self, record: Record) -> Record:
+        large = {name: value for name, value in record["monitor"].items() if isinstance(value, Tensor)}
+        if not large:
+            return record
+        file = arrays_file(record["round"])
+        (self._folder / "arrays").mkdir(exist_ok=True)
+        write(self._folder / file, pack(large))
+        named = {name: {"file": file, "shape": list(value.shape)} for name, value in large.items()}
+        return record | {"monitor": record["monitor"] | named}
+
+    def _hint(self) -> str:
+        there = f"all up to round {self._saved} is kept" if self._saved else "nothing was kept yet"
+        return f"; {there}, mend it and go on with: fedtailor resume {self._folder}"
+
+
+@contextmanager
+def _writing(what: str, hint: str = "") -> Iterator[None]:
+    """What the system or the format says against writing, as one sentence."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0].rstrip(".")
+        raise Refused(f"{what}: {why}{hint}.") from error
+
+
+@contextmanager
+def new_run(folder: Path, every: int | None, run: Run, start: Params) -> Iterator[RunWriter]:
+    """A folder for a run of its own, while it is written. A run that was killed before its first checkpoint gives way
+    to the same run; nothing else does."""
+    with _writing(f"The folder '{folder}' cannot be written"):
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_free(folder, run)  # before a lock is left in what is not ours
+    with locked(folder):
+        _check_free(folder, run)  # again, for now nobody else changes it
+        writer = RunWriter(folder, every)
+        writer.begin(run, start)
+        yield writer
+
+
+def _check_free(folder: Path, run: Run) -> None:
+    """Refuse a folder that holds anything but what the same run left that was killed before its first checkpoint."""
+    if holds_run(folder):
+        check_same(folder, run.experiment)
+        if is_finished(folder):
+            raise Refused(f"The folder '{folder}' holds this run, finished; open it, or name a new one.")
+        if checkpoint.folders(folder):
+            raise Refused(f"The folder '{folder}' holds this run, unfinished; go on with: fedtailor resume {folder}.")
+    elif any(path.name not in _OWN and not path.name.endswith(WRITING) for path in folder.iterdir()):
+        raise Refused(f"The folder '{folder}' is not empty; runs never overwrite each other, name a new one.")
 
 
 def open_run(path: str | Path) -> Run:
@@ -78,32 +168,111 @@ def open_run(path: str | Path) -> Run:
     fedtailor.errors.Refused: There is no run in 'nowhere'.
     """
     folder = Path(path)
-    if not (folder / "experiment.toml").is_file():
-        raise Refused(f"There is no run in '{folder}'.")
+    experiment, info = read_settings(folder), read_info(folder)
     if not is_finished(folder):
-        raise Refused(f"The run in '{folder}' is not finished.")
-    try:
-        experiment = tomllib.loads((folder / "experiment.toml").read_text())
-        info = json.loads((folder / "run.json").read_text())
-        records = [_with_numbers(json.loads(line)) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-        tree = unflatten(load_file(folder / _STATE))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise Refused(f"The run in '{folder}' cannot be read: {error}.") from error
-    clients = tree.get("clients", {})
+        raise Refused(f"The run in '{folder}' is not finished; go on with it: fedtailor resume {folder}.")
+    found, complaints = latest(folder)
+    if found is None or complaints or found.round != experiment.get("rounds"):
+        why = complaints[0] if complaints else f"The run in '{folder}' has lost its last checkpoint."
+        raise Damaged(f"{why.rstrip('.')}; mend the run: fedtailor resume {folder}.")
+    records, _ = read_records(folder, found)
+    with _reading(folder):
+        server = found.server()[0]
     return Run(
         experiment,
         info,
-        records,
-        server=tree.get("server", {}),
-        get_client=lambda client: clients.get(str(client), {}),
+        Lines(records),
+        server=server,
+        get_client=found.one,
         get_personal=lambda client, moment: load_tensors(folder / "personal" / moment / f"{client:03d}.safetensors"),
         folder=folder,
     )
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether a folder is a run's, finished or not."""
+    return (folder / "experiment.toml").is_file()
+
+
+def check_same(folder: Path, experiment: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds the run of another experiment."""
+    with _reading(folder):
+        if _read_text(folder / "experiment.toml") != to_toml(experiment):
+            raise Refused(f"The folder '{folder}' holds another run; runs never overwrite each other, name a new one.")
+
+
 def is_finished(folder: Path) -> bool:
     """Whether a run's folder holds all it should."""
-    return (folder / _STATE).is_file()
+    return (folder / "personal").is_dir()
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What was asked for."""
+    if not holds_run(folder):
+        raise Refused(f"There is no run in '{folder}'.")
+    return read_toml(folder / "experiment.toml", "The experiment")
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """Where the run ran and who its clients are, if this version can read it."""
+    with _reading(folder):
+        info = json.loads(_read_text(folder / "run.json"))
+        written = info.get("format", 0)
+        if written != FORMAT:
+            by = info.get("fedtailor", "an earlier version")
+            raise Refused(
+                f"The run in '{folder}' was written by FedTailor {by} in format {written}, and this version reads "
+                f"format {FORMAT}; open it with that version."
+            )
+        if not isinstance(info["clients"], list):
+            raise ValueError("run.json names no clients")
+    return dict(info)
+
+
+def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint with which all of a run's folder fits together, and what is wrong with newer ones."""
+
+    def check(found: Checkpoint) -> None:
+        with _reading(folder):
+            for name, seal in found.note["sealed"].items():
+                if name in _SEALED and checksum(_read_bytes(folder / name)) != seal:
+                    raise Damaged(f"'{name}' in '{folder}' is not as it was written.")
+        read_records(folder, found)
+
+    return checkpoint.latest(folder, check)
+
+
+def read_records(folder: Path, found: Checkpoint | None) -> tuple[list[Record], bytes]:
+    """The record up to a checkpoint, and the bytes it stands in."""
+    if found is None:
+        return [], b""
+    with _reading(folder):
+        data = _read_bytes(folder / "rounds.jsonl")[: found.note["lines"]["bytes"]]
+        if checksum(data) != found.note["lines"]["sha256"]:
+            raise Damaged(f"'rounds.jsonl' in '{folder}' is not as it was written.")
+        return [restore(json.loads(line)) for line in data.splitlines()], data
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Whatever is wrong with a folder's files, as one sentence."""
+    try:
+        yield
+    except Refused:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        why = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else type(error).__name__
+        raise Damaged(f"The run in '{folder}' cannot be read: {why}.") from error
+
+
+def _read_bytes(path: Path) -> bytes:
+    if not path.is_file() or path.stat().st_size > total_memory(torch.device("cpu")) // 4:
+        raise ValueError(f"'{path.name}' is no file of a size that can be read")
+    return path.read_bytes()
+
+
+def _read_text(path: Path) -> str:
+    return _read_bytes(path).decode()
 
 
 def free_folder(parent: Path, name: str) -> Path:
@@ -112,72 +281,9 @@ def free_folder(parent: Path, name: str) -> Path:
     return next(parent / free for free in names if not (parent / free).exists())
 
 
-def to_toml(settings: Mapping[str, Any]) -> str:
-    """Settings as TOML, tables last; None is left out.
-
-    >>> print(to_toml({"rounds": 2, "schedule": None, "method": {"name": "fedavg", "lr": 0.1}}), end="")
-    rounds = 2
-    <BLANKLINE>
-    [method]
-    name = "fedavg"
-    lr = 0.1
-    """
-    return "\n".join(_toml_lines(settings, "")) + "\n"
-
-
-def _toml_lines(table: Mapping[str, Any], path: str) -> list[str]:
-    given = {name: value for name, value in table.items() if value is not None}
-    lines = [f"{name} = {_toml_value(value)}" for name, value in given.items() if not isinstance(value, Mapping)]
-    for name, value in given.items():
-        if isinstance(value, Mapping):
-            lines += ["", f"[{path}{name}]", *_toml_lines(value, f"{path}{name}.")]
-    return lines
-
-
-def _toml_value(value: Any) -> str:
-    """JSON writes numbers, texts and lists as TOML does; what is neither (a function, say) is named."""
-    return json.dumps(value, ensure_ascii=False, default=lambda odd: odd.item() if hasattr(odd, "item") else str(odd))
-
-
-def _save(tensors: Params, path: Path) -> None:
-    """Written beside and renamed, so that a file that is there is whole."""
-    beside = path.with_suffix(".writing")
-    save_file({name: leaf.detach().cpu().contiguous().clone() for name, leaf in tensors.items()}, beside)
-    beside.replace(path)
-
-
 def load_tensors(path: Path) -> Params:
     """The tensors in a file of a run."""
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise Refused(f"The tensors in '{path}' cannot be read: {error}.") from error
-
-
-def _without_nan(value: Any) -> Any:
-    """JSON has no NaN: a number that is none becomes null."""
-    if isinstance(value, dict):
-        return {name: _without_nan(child) for name, child in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(child) for child in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _with_numbers(record: Record) -> Record:
-    """JSON turned the clients' numbers into text and what is no number into null: turn them back."""
-    for group in ("missed", "failed"):
-        record[group] = {int(client): why for client, why in record.get(group, {}).items()}
-    for group in ("per_client", "last_trained"):
-        for name, values in record.get(group, {}).items():
-            numbers = {int(client): math.nan if value is None else value for client, value in values.items()}
-            record[group][name] = numbers
-    record["monitor"] = _with_nan(record.get("monitor", {}))
-    return record
-
-
-def _with_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _with_nan(child) for name, child in value.items()}
-    if isinstance(value, list):
-        return [_with_nan(child) for child in value]
-    return math.nan if value is None else value
+        return unpack_flat(_read_bytes(path))
+    except (OSError, ValueError) as error:
+        raise Refused(f"The tensors in '{path}' cannot be read: {str(error).rstrip('.')}.") from error

@@ -4,10 +4,11 @@ send → train → receive → evaluate
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from fedtailor.engines import Engine, Way
 from fedtailor.engines.choice import Trial, named
 from fedtailor.engines.pool import Lost
 from fedtailor.engines.sequential import Sequential, Touched
-from fedtailor.engines.vectorized import rows_of
+from fedtailor.engines.vectorized import Vectorized, rows_of
 from fedtailor.errors import Refused
 from fedtailor.evaluation import Evaluator
 from fedtailor.faults import Failure, check_finite, check_share, find_failures, not_finite
@@ -32,9 +33,12 @@ from fedtailor.model import Model
 from fedtailor.samples import Samples
 from fedtailor.settings import Settings
 from fedtailor.store import ClientStore
-from fedtailor.trees import Params, Tree, flatten, map_leaves, take
+from fedtailor.trees import Params, Tree, flatten, map_leaves, once, take
 from fedtailor.trial import check_fit, effort_of, most_at_once, useful_threads
 from fedtailor.wire import LeakGuard, count_bytes, deliver
+
+if TYPE_CHECKING:
+    from fedtailor.checkpoint import Checkpoint
 
 
 @dataclass(eq=False)
@@ -76,7 +80,8 @@ class Rounds:
     trained: ClientStore | None = None  # every client's model as it last trained
     channel: Channel = field(default_factory=Channel)
     max_failures: float = 0.5
-    cohorts: list[list[int]] = field(default_factory=list)  # whose uploads arrived, round by round
+    done: int = 0  # rounds
+    arrived: Counter[int] = field(default_factory=Counter)  # how often something of a client arrived
 
     @classmethod
     @torch.no_grad()
@@ -88,8 +93,10 @@ class Rounds:
         fed: Federation,
         plan: Sequence[Sequence[int]],
         initial: Mapping[str, Tensor] | None = None,
+        way: Way | None = None,
     ) -> "Rounds":
-        """Everything as it stands before round 1; what does not fit is refused here."""
+        """Everything as it stands before round 1; what does not fit is refused here. `way` is how the engine ran when
+        the run was begun, for one that is resumed."""
         device, dtype, seed = settings.torch_device, settings.torch_dtype, settings.seed
         keep_memory()
         model = (model if initial is None else model.starting_from(initial)).to(device, dtype)
@@ -118,16 +125,15 @@ class Rounds:
         most, threads = most_at_once(effort, device), useful_threads(effort)
         if settings.engine == "auto" and settings.chunk is not None:
             raise Refused("chunk is how many clients the engine 'vectorized' takes at once; name that engine too.")
-        way = named(
-            "sequential" if settings.engine == "auto" else settings.engine, settings.chunk, threads, most, device
-        )
+        chosen = "sequential" if settings.engine == "auto" else settings.engine
+        found = way or named(chosen, settings.chunk, threads, most, device)
         loop = cls(
             method=method,
             model=model,
             params=params,
-            way=way,
+            way=found,
             why="It was asked for.",
-            engine=way.build(common, train),
+            engine=found.build(common, train),
             serving=replace(common, model=serving),
             guard=LeakGuard(common.x, common.prepare),
             common=common,
@@ -142,7 +148,7 @@ class Rounds:
             channel=settings.channel,
             max_failures=settings.max_failures,
         )
-        if settings.engine == "auto":
+        if settings.engine == "auto" and way is None:
             loop._choose_engine(plan, most)
         return loop
 
@@ -215,7 +221,7 @@ class Rounds:
                 for moment in ("received", "trained")
                 for kind in ("", "_mean")
             },
-            **self.channel.spent(self.cohorts, self.common.num_clients),
+            **self.channel.spent(max(self.arrived.values(), default=0)),
             "monitor": {name: plain(value) for name, value in turn.monitor.items()},
             "per_client": join({"bytes_up": turn.up, "bytes_down": turn.down}, turn.notes),
         }
@@ -224,8 +230,7 @@ class Rounds:
         """Send to these clients, let them train, receive what arrives."""
         sent = deliver(self.method.send(turn.server, cohort, number))
         turn.down |= zip(cohort, count_bytes(sent, len(cohort)), strict=True)
-        sent = _without(missed, cohort, sent)
-        cohort = [client for client in cohort if client not in missed]
+        cohort, sent = _left(missed, cohort), _without(missed, cohort, sent)
         if not cohort:
             return
         cohort, sent, result = self._work(turn, number, cohort, sent)
@@ -235,7 +240,7 @@ class Rounds:
         self.guard.check(type(self.method).__name__, cohort, self.train, uploads)
         encoded = self.channel.encode(uploads, sent, cohort, number, self.common.seed)
         turn.up |= zip(cohort, count_bytes(encoded, len(cohort)), strict=True)
-        received = self.channel.decode(encoded, sent)
+        received = self.channel.decode(encoded, sent, cohort, number, self.common.seed)
         sizes = self.sizes[cohort]
         exchange = Exchange(number, cohort, self.common.num_clients, sizes, self.model, sent, received)
         before, turn.server = turn.server, self.method.receive(turn.server, exchange)
@@ -243,52 +248,80 @@ class Rounds:
         turn.kept.append({"state": result["state"], "trained": result["trained"]})
         pause = time.perf_counter()
         seen = dict(self.method.monitor(before, turn.server, exchange))
-        extend(turn.notes, by_client(cohort, result["notes"] | seen.pop("per_client", {})))
+        noted = result["notes"] | self.channel.note(uploads, sent) | seen.pop("per_client", {})
+        extend(turn.notes, by_client(cohort, noted))
         turn.monitor |= seen
         turn.watching += time.perf_counter() - pause  # watching is not training
 
     def _work(self, turn: "Turn", number: int, clients: list[int], sent: Tree) -> tuple[list[int], Tree, Tree]:
         """Those who do not fail, what they were sent, and what they made of it, stacked."""
-        failures: dict[int, Failure] = {}
         try:
             result = self._trained_by(self.engine, number, clients, sent)
         except (Touched, Lost):  # no client's failure alone
             raise
-        except Exception:  # of one client, of all, or of the engine
-            alone = Sequential(self.common, self.train)
-            rows = dict(zip(clients, range(len(clients)), strict=True))
-
-            def work(client: int) -> Tree:
-                return self._trained_by(alone, number, [client], rows_of(sent, [rows[client]]))
-
-            failures = find_failures(work, clients)
+        except Exception:
+            failures = self._failures(number, clients, sent)
             if not failures:
-                raise
-            result = {}
-            if len(failures) < len(clients):
-                left = [client for client in clients if client not in failures]
-                result = self._trained_by(self.engine, number, left, _without(failures, clients, sent))
-        turn.failures |= failures
-        sent = _without(failures, clients, sent)
-        clients = [client for client in clients if client not in failures]
-        if not clients:
-            return [], sent, result
+                raise  # the engine's own
+            turn.failures |= failures
+            clients, sent = _left(failures, clients), _without(failures, clients, sent)
+            if not clients:
+                return [], sent, {}
+            result = self._trained_by(self.engine, number, clients, sent)
         spoilt = not_finite(clients, {part: deliver(result[part]) for part in ("upload", "state", "trained")})
         turn.failures |= spoilt
-        left = [client for client in clients if client not in spoilt]
-        return left, _without(spoilt, clients, sent), _without(spoilt, clients, result)
+        return _left(spoilt, clients), _without(spoilt, clients, sent), _without(spoilt, clients, result)
+
+    def _failures(self, number: int, clients: list[int], sent: Tree) -> dict[int, Failure]:
+        """Who of these fails when every one works alone."""
+        alone = Sequential(self.common, self.train)
+
+        def work(client: int) -> Tree:
+            return self._trained_by(alone, number, [client], rows_of(sent, [clients.index(client)]))
+
+        return find_failures(work, clients)
+
+    @property
+    def stores(self) -> dict[str, ClientStore]:
+        """All that clients have, by kind."""
+        return {"states": self.states} | ({} if self.trained is None else {"trained": self.trained})
+
+    @property
+    def chunk(self) -> int | None:
+        """How many clients run at once by now: fewer than at first where memory did not suffice."""
+        return self.engine.chunk if isinstance(self.engine, Vectorized) else self.way.chunk
+
+    def restore(self, found: "Checkpoint", lines: Sequence[Record]) -> None:
+        """Everything as it stood when a checkpoint was written."""
+        self.server = map_leaves(lambda leaf: leaf.to(self.device), found.server()[0])
+        self.done = found.round
+        for line in lines:
+            self._count(line["per_client"]["bytes_up"])
+        for clients, stacked in found.shards("states"):
+            self.states.put(clients, stacked)
+        for clients, stacked in found.shards("trained"):
+            self._keep_trained(clients, stacked)
 
     def _keep(self, turn: "Turn") -> None:
-        """What a round left becomes what is."""
-        self.server = turn.server
-        self.cohorts.append(turn.clients)
+        """What a round left becomes what is: as it lies in memory when it comes from a file, for bits may depend on
+        that."""
+        self.server = map_leaves(torch.Tensor.contiguous, turn.server)
+        self.done += 1
+        self._count(turn.up)
         if not turn.clients:
             return
         kept = turn.kept[0] if len(turn.kept) == 1 else map_leaves(lambda *parts: torch.cat(parts), *turn.kept)
+        kept = map_leaves(once(torch.Tensor.contiguous), kept)
         self.states.put(turn.clients, kept["state"])
+        self._keep_trained(turn.clients, kept["trained"])
+
+    def _count(self, up: Mapping[int, int]) -> None:
+        self.arrived.update(client for client, count in up.items() if count)
+
+    def _keep_trained(self, clients: Sequence[int], trained: Tree) -> None:
         if self.trained is None:
-            self.trained = ClientStore(take(kept["trained"], 0))
-        self.trained.put(turn.clients, kept["trained"])
+            self.trained = ClientStore(take(trained, 0))
+        self.trained.put(clients, trained)
 
     @cached_property
     def evaluator(self) -> Evaluator:
@@ -359,6 +392,11 @@ def _hold_out(fed: Federation, share: float, seed: int, device: torch.device) ->
     cuts = [hold_out(targets, own.numpy(), share, (seed, client)) for client, own in enumerate(fed.train)]
     train, held = (Samples([torch.from_numpy(cut[side]) for cut in cuts], device) for side in (0, 1))
     return train, held
+
+
+def _left(some: Container[int], clients: Sequence[int]) -> list[int]:
+    """The clients that are not among these."""
+    return [client for client in clients if client not in some]
 
 
 def _without(some: Container[int], clients: Sequence[int], stacked: Tree) -> Tree:

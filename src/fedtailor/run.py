@@ -1,7 +1,7 @@
 """A run: what happened, round by round, and the models it left."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ from fedtailor.evaluation import largest_tenth, plain_mean, weighted_mean, worst
 from fedtailor.lines import Record, Values
 from fedtailor.trees import Params, Tree
 
+FORMAT = 1  # of a run's folder; another number is another format
 MOMENTS = ("received", "trained")
 CHOICES = ("last", "best_validation", "best_test")
 
@@ -28,6 +29,11 @@ def name_of(method: Mapping[str, Any]) -> str:
     return f"{method['name']}({name_of(inner)})" if isinstance(inner, Mapping) else str(method["name"])
 
 
+def arrays_file(number: int) -> str:
+    """Where in a run's folder the large arrays of a round lie."""
+    return f"arrays/{number:04d}.safetensors"
+
+
 @dataclass(eq=False)
 class Run:
     """A finished run, or one that goes on. `experiment` is what was asked for, `info` what was found: where it ran,
@@ -35,7 +41,7 @@ class Run:
 
     experiment: dict[str, Any]
     info: dict[str, Any]
-    records: list[Record]
+    records: Sequence[Record]
     server: Tree
     get_client: Callable[[int], Tree]
     get_personal: Callable[[int, str], Params]
@@ -105,14 +111,14 @@ class Run:
         if name not in known:
             raise unknown("monitor", name, known)
         values = {r["round"]: r["monitor"][name] for r in self.records if name in r["monitor"]}
-        return {number: self._array(value, name) for number, value in values.items()}
+        return {number: self._array(number, value, name) for number, value in values.items()}
 
-    def _array(self, value: Any, name: str) -> Any:
+    def _array(self, number: int, value: Any, name: str) -> Any:
         if isinstance(value, dict):
             from fedtailor.record import load_tensors  # needs safetensors, which a run in memory does not
 
             assert self.folder is not None
-            return load_tensors(self.folder / value["file"])[name]
+            return load_tensors(self.folder / arrays_file(number))[name]
         if not isinstance(value, list):
             return value
         whole = not torch.tensor(value).is_floating_point()

@@ -10,6 +10,8 @@ from fedtailor.errors import Refused
 from fedtailor.schedule import Participation
 from fedtailor.unreliable import Unreliable
 
+_MOST_ROUNDS = 10**6  # papers have some thousands, and every round leaves a record in memory
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -38,6 +40,10 @@ class Settings:
             if not isinstance(value, int) and not (name in ("rounds", "chunk", "checkpoint_every") and value is None):
                 raise Refused(f"{name} must be a whole number, not {value!r}.")
         refusals = [
+            (
+                self.rounds is None or self.rounds <= _MOST_ROUNDS,
+                f"rounds must be at most {_MOST_ROUNDS}, not {self.rounds}.",
+            ),
             (self.batch_size >= 1, f"batch_size must be at least 1, not {self.batch_size}."),
             (self.chunk is None or self.chunk >= 1, f"chunk must be at least 1, not {self.chunk}."),
             (0 <= self.seed < 2**32, f"seed must be a whole number from 0 to 2³² − 1, not {self.seed}."),
@@ -58,6 +64,11 @@ class Settings:
                 raise Refused(words)
 
     @property
+    def length(self) -> int:
+        """How many rounds there are."""
+        return len(self.schedule) if self.schedule is not None else 20 if self.rounds is None else self.rounds
+
+    @property
     def torch_dtype(self) -> torch.dtype:
         return torch.float64 if self.dtype == "float64" else torch.float32
 
@@ -67,7 +78,7 @@ class Settings:
         name = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         try:
             device = torch.device(name)
-            torch.zeros(1, device=device)
-        except (RuntimeError, AssertionError) as error:
+            float(torch.zeros(1, device=device))  # "meta" makes tensors without numbers
+        except (RuntimeError, AssertionError, ImportError) as error:
             raise Refused(f"The device '{name}' is not to be had here; take 'auto' or 'cpu'.") from error
         return device

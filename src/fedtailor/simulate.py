@@ -1,6 +1,8 @@
 """Train a method on a federation, on this machine."""
 
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
@@ -10,21 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.channel import Channel
+from fedtailor.engines import Way
 from fedtailor.errors import Refused
 from fedtailor.evaluation import evaluate_round
 from fedtailor.federation import Federation
-from fedtailor.lines import Record
+from fedtailor.fingerprint import fingerprint
+from fedtailor.keeper import Keeper
+from fedtailor.lines import Lines, Record
 from fedtailor.machine import repeatable
 from fedtailor.method import Method
 from fedtailor.model import Model, as_model
 from fedtailor.rounds import Rounds
-from fedtailor.run import Run
+from fedtailor.run import FORMAT, Run
 from fedtailor.schedule import Participation, make_schedule
 from fedtailor.settings import Settings
+from fedtailor.toml import to_toml
 from fedtailor.unreliable import Unreliable
+from fedtailor.version import VERSION
 
 if TYPE_CHECKING:
     from fedtailor.record import RunWriter
+
+Plan = list[list[int]]  # the clients that are asked, round by round
 
 
 def simulate(
@@ -49,6 +58,7 @@ def simulate(
     max_failures: float = 0.5,
     record: Callable[[Record], None] | None = None,
     folder: str | Path | None = None,
+    checkpoint_every: int | None = None,
     initial: Mapping[str, Tensor] | None = None,
 ) -> Run:
     """Train a method on a federation, on this machine.
@@ -57,8 +67,11 @@ def simulate(
     which a share is drawn; `schedule` lists the clients of every round instead. `validation` is the share of a client's
     training data that is held out to choose a round by. `engine` is how clients are run: "auto" (the fastest of the
     others here), "vectorized" (with at most `chunk` at once), "pool" or "sequential". `evaluate` is "all",
-    "participants" or a number of clients. `record` is called with the dict of every round; `folder` is where the run is
-    kept on disk, a folder of its own; `initial` is a state_dict to start from.
+    "participants" or a number of clients. `unreliable` says how often clients are away, late or break off, `channel`
+    what happens to uploads on their way, `max_failures` which share of a round's clients may fail before the run stops.
+    `record` is called with the dict of every round. `folder` is where the run is kept on disk, a folder of its own,
+    with a checkpoint after every `checkpoint_every` rounds (by default so many that it costs less than a twentieth of
+    the time), from which `ft.resume(folder)` goes on. `initial` is a state_dict to start from.
 
     >>> import fedtailor as ft
     >>> fed = ft.load("digits", clients=4)
@@ -78,6 +91,7 @@ def simulate(
         validation=validation,
         evaluate_every=_whole(evaluate_every),
         evaluate=_whole(evaluate),
+        checkpoint_every=_whole(checkpoint_every),
         max_failures=max_failures,
         unreliable=unreliable or Unreliable(),
         channel=channel or Channel(),
@@ -95,48 +109,87 @@ def carry_out(
     initial: Mapping[str, Tensor] | None = None,
 ) -> Run:
     """The same with the settings in one piece."""
+    loop, run, plan = prepare(settings, method, model, fed, initial, None, folder)
+    if folder is None:
+        return go(loop, run, plan, settings, record)
+    from fedtailor.record import new_run  # needs safetensors, which a run in memory does not
+
+    with new_run(folder, settings.checkpoint_every, run, loop.model.state_dict(loop.params)) as writer:
+        return go(loop, run, plan, settings, record, writer)
+
+
+def prepare(
+    settings: Settings,
+    method: Method,
+    model: Model,
+    fed: Federation,
+    initial: Mapping[str, Tensor] | None,
+    way: Way | None,
+    folder: Path | None,
+) -> tuple[Rounds, Run, Plan]:
+    """All as it stands before round 1: the loop, the run it will become, and who takes part when."""
     _check_kinds(method, fed)
     settings.channel.check(method)
-    plan = make_schedule(
-        fed.num_clients,
-        settings.rounds,
-        settings.participation,
-        settings.seed,
-        settings.schedule,
-        settings.unreliable,
-    )
-    loop = Rounds.build(settings, method, model, fed, plan, initial)
+    share = settings.participation
+    plan = make_schedule(fed.num_clients, settings.rounds, share, settings.seed, settings.schedule, settings.unreliable)
+    loop = Rounds.build(settings, method, model, fed, plan, initial, way)
+    marks = {} if folder is None else {"fingerprint": fingerprint(describe(method), type(method), model, fed)}
     run = Run(
-        experiment={
-            **{name: _plain(getattr(settings, name)) for name in Settings.__dataclass_fields__},
-            "rounds": len(plan),
-            "method": describe(method),
-            "network": dict(model.description),
-            "data": dict(fed.settings) or {"name": "own data"},
-        },
-        info=loop.info(fed),
-        records=[],
+        experiment=describe_run(settings, method, model, fed),
+        info={"format": FORMAT, "fedtailor": VERSION, **loop.info(fed), **marks},
+        records=Lines(),
         server=loop.server,
-        get_client=loop.states.one,
+        get_client=lambda client: loop.states.one(client),
         get_personal=loop.personal_state_dict,
         folder=folder,
     )
-    writer = None if folder is None else _writer(folder, run)
-    for number, clients in enumerate(plan, start=1):
-        with repeatable(loop.way.threads):
-            missed = settings.unreliable.missed(clients, loop.train.sizes, number, settings.seed)
-            line, last = loop.round(number, clients, missed), number == len(plan)
-            if last or number % settings.evaluate_every == 0:
-                line = evaluate_round(loop, line, settings.evaluate, last)
-        if writer is not None:
-            line = writer.add(line)
-        run.records.append(line)
-        if record is not None:
-            record(line)
+    return loop, run, plan
+
+
+def describe_run(settings: Settings, method: Method, model: Model, fed: Federation) -> dict[str, Any]:
+    """All that was asked for, by name, just as a run's file says it."""
+    named = {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
+    parts = {name: dict(vars(part)) for name, part in named.items() if isinstance(part, (Unreliable, Channel))}
+    data = dict(fed.settings) or {"name": "own data"}
+    network = dict(model.description)
+    others = {"rounds": settings.length, "method": describe(method), "network": network, "data": data}
+    return tomllib.loads(to_toml(named | parts | others))
+
+
+def go(
+    loop: Rounds,
+    run: Run,
+    plan: Plan,
+    settings: Settings,
+    record: Callable[[Record], None] | None = None,
+    writer: "RunWriter | None" = None,
+) -> Run:
+    """The rounds that are left."""
+    keeper = None if writer is None else Keeper(writer, loop, run)
+    run.records = lines = Lines(run.records)
+    with nullcontext() if keeper is None else keeper:
+        for number in range(len(lines) + 1, len(plan) + 1):
+            line = _round(loop, plan, number, settings)
+            line = line if writer is None else writer.add(line)
+            lines.append(line)
+            if record is not None:
+                record(line)
+            if keeper is not None:
+                keeper.after_round()
     run.server = loop.server
     if writer is not None:
         writer.finish(run)
     return run
+
+
+def _round(loop: Rounds, plan: Plan, number: int, settings: Settings) -> Record:
+    clients, last = plan[number - 1], number == len(plan)
+    with repeatable(loop.way.threads):
+        missed = settings.unreliable.missed(clients, loop.train.sizes, number, settings.seed)
+        line = loop.round(number, clients, missed)
+        if last or number % settings.evaluate_every == 0:
+            line = evaluate_round(loop, line, settings.evaluate, last)
+    return line
 
 
 def _clients(clients: Any) -> list[Any]:
@@ -167,20 +220,9 @@ def describe(method: Method) -> dict[str, Any]:
     return {"name": type(method).__name__.lower()} | plain
 
 
-def _plain(value: Any) -> Any:
-    """A part of the settings with its fields by name."""
-    return dict(vars(value)) if isinstance(value, (Unreliable, Channel)) else value
-
-
 def _dtype_name(dtype: torch.dtype) -> Literal["float32", "float64"]:
     if dtype == torch.float32:
         return "float32"
     if dtype == torch.float64:
         return "float64"
     raise Refused(f"dtype must be torch.float32 or torch.float64, not {dtype}.")
-
-
-def _writer(folder: Path, run: Run) -> "RunWriter":
-    from fedtailor.record import RunWriter  # needs safetensors, which a run in memory does not
-
-    return RunWriter(folder, run)

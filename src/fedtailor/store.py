@@ -78,6 +78,20 @@ class ClientStore:
         """One client's tree, for others to do with as they like."""
         return map_leaves(lambda leaf: leaf[0].clone(), self.get([client], torch.device("cpu")))
 
+    @property
+    def start(self) -> Tree:
+        """The tree of everyone who was never put."""
+        return self._start
+
+    @property
+    def bytes_each(self) -> int:
+        """How much one client's tree takes."""
+        return self._record.shape[1] * self._record.element_size()
+
+    def clients(self) -> list[int]:
+        """Whose tree was ever put, in ascending order."""
+        return sorted(self._last.keys() | self._places.keys())
+
     def has(self, client: int) -> bool:
         """Whether this client's tree was ever put."""
         return client in self._last or client in self._places

@@ -50,8 +50,11 @@ def run_table(run: Run) -> Table:
     up, down = (run.total(name) / 1e6 for name in ("bytes_up", "bytes_down"))
     lost = run.records[-1].get("diverged", [])
     table.caption = f"{len(lost)} clients diverged: try a smaller lr. " if lost else ""
+    table.caption += _failures(run)
     table.caption += f"{run.total('seconds'):.1f} s of training, engine {run.info['engine']}; "
     table.caption += f"{up:.1f} MB up and {down:.1f} MB down in all. "
+    if (spent := run.records[-1].get("epsilon")) is not None:
+        table.caption += f"ε = {spent:.3g} at δ = {run.experiment['channel']['delta']:g}. "
     table.caption += f"Best on test is what most papers print, and optimistic.{_about(others, [run])}"
     return table
 
@@ -111,7 +114,19 @@ def verdict(runs: Sequence[Run]) -> str:
     clients = f"{better} of the clients do better with it than alone, {worse} worse"
     lost = [name for name in ranked if any(run.records[-1].get("diverged") for run in groups[name])]
     warning = f" Diverged, so try a smaller lr: {', '.join(lost)}." if lost else ""
+    failed = [name for name in ranked if any(r.get("failed") for run in groups[name] for r in run.records)]
+    warning += f" Some clients failed and did not count, see the runs of: {', '.join(failed)}." if failed else ""
     return f"{found}{shown[other]}: {clients}. {_chance(groups[other], groups['local'])}{warning}{_twins(groups)}"
+
+
+def _failures(run: Run) -> str:
+    """Who failed, with the first as an example."""
+    failed = [(client, r["round"], why) for r in run.records for client, why in r.get("failed", {}).items()]
+    if not failed:
+        return ""
+    client, number, why = failed[0]
+    clients = len({client for client, *_ in failed})
+    return f"{clients} of {run.num_clients} clients failed in some round, client {client} in round {number}: {why}. "
 
 
 def _twins(groups: Groups) -> str:

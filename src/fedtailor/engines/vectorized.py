@@ -28,14 +28,14 @@ class Vectorized:
     """The vectorized engine; at most `chunk` clients run at once."""
 
     def __init__(self, common: Common, samples: Samples, chunk: int) -> None:
-        self._common, self._samples, self._chunk = common, samples, chunk
+        self._common, self._samples, self.chunk = common, samples, chunk
         self._batches = -(-samples.sizes // common.batch_size)
         self._replay = Replay(samples.device) if samples.device.type == "cuda" else None
 
     @torch.no_grad()
     def apply(self, function: Callable[..., Tree], round: int, clients: Sequence[int], *trees: Tree) -> Tree:
         """function(local, *trees) for one chunk of clients after another, all of a chunk at once."""
-        chunks = cut(tuple(self._batches[list(clients)].tolist()), self._chunk, _fixed_cost(self._samples.device))
+        chunks = cut(tuple(self._batches[list(clients)].tolist()), self.chunk, _fixed_cost(self._samples.device))
         parts = []
         try:
             for chunk in chunks:
@@ -45,7 +45,7 @@ class Vectorized:
             most = max(len(chunk) for chunk in chunks)
             if most == 1:
                 raise
-            self._chunk = most // 2
+            self.chunk = most // 2
         finally:
             if self._replay is not None:
                 self._replay.release()

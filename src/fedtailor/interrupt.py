@@ -1,0 +1,53 @@
+"""Ctrl-C: once, and a run finishes its round and is saved; twice, and it leaves at once."""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+log = logging.getLogger("fedtailor")
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that was asked to stop and has been saved; its text says how to go on."""
+
+    def __init__(self, words: str, code: int) -> None:
+        super().__init__(words)
+        self.code = code  # with which a command leaves: 130 after Ctrl-C, as shells have it
+
+
+@contextmanager
+def noting_signals() -> Iterator[Callable[[], int | None]]:
+    """Inside, the first SIGINT (Ctrl-C) or SIGTERM is only noted, to be asked for; a second one acts as it did before.
+
+    >>> with noting_signals() as noted:
+    ...     signal.raise_signal(signal.SIGINT)
+    ...     noted() == signal.SIGINT
+    True
+    """
+    if threading.current_thread() is not threading.main_thread():  # no other thread hears signals
+        yield lambda: None
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    noted: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        noted.append(number)
+        _restore(before)
+        log.warning("Finishing the round and saving; once more, and it leaves at once.")
+
+    for number, handler in before.items():
+        if handler is not None:  # None: somebody else's, not set from Python
+            signal.signal(number, note)
+    try:
+        yield lambda: noted[0] if noted else None
+    finally:
+        _restore(before)
+
+
+def _restore(handlers: dict[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        if handler is not None:
+            signal.signal(number, handler)

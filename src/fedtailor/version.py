@@ -1,0 +1,3 @@
+"""Which FedTailor this is."""
+
+VERSION = "0.1.0"
