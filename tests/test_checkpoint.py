@@ -1,6 +1,7 @@
 """Nothing lost: whatever stops a run, and whenever, it goes on to the same end, to the last bit."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -8,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,8 +19,8 @@ import torch
 from torch import nn
 
 import fedtailor as ft
-from conftest import TinyNet, alike, models, refusal, same, tiny_federation, wait_until
-from fedtailor import files
+from conftest import Loud, TinyNet, alike, models, refusal, same, tiny_federation, wait_until
+from fedtailor import checkpoint, files
 from fedtailor.checkpoint import latest
 from fedtailor.lines import Record
 from fedtailor.methods import METHODS
@@ -139,6 +142,70 @@ def test_the_start_comes_from_the_folder(tmp_path: Path) -> None:
     settings: Kept = {"schedule": [[0]] * ROUNDS, "participation": 1.0, "rounds": None}
     torch.manual_seed(99)
     assert ends_alike(go_on(stopped(tmp_path / "run", **settings)), whole)
+
+
+@pytest.mark.parametrize("size", [1, 100, 700])
+def test_states_of_many_clients_lie_in_several_files(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one client's takes more than a file should have."""
+    monkeypatch.setattr("fedtailor.checkpoint._SHARD", size)
+    method, whole = ft.methods.Ditto(), go(None, ft.methods.Ditto())
+    folder = stopped(tmp_path, 3, method)
+    assert len(list((folder / "checkpoints" / "000002").glob("states-*"))) > 1
+    assert ends_alike(go_on(folder, method), whole)
+
+
+def test_whole_numbers_for_fields_that_are_not_do_not_confuse(tmp_path: Path) -> None:
+    """A file says 1.0 where a user said 1."""
+    fed = ft.load("digits", clients=3)
+    model, method = ft.network("logistic", fed), ft.methods.FedProx(lr=1, mu=1)
+    with pytest.raises(Killed):
+        ft.simulate(method, model, fed, rounds=3, folder=tmp_path, checkpoint_every=1, record=stop_after(2))
+    assert len(ft.resume(tmp_path).records) == 3
+
+
+def test_fields_that_have_no_words_are_known_again(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Odd(ft.methods.FedPer):
+        function: Any = field(default_factory=lambda: partial(max, 1))
+        names: Any = frozenset({"a", "b", "c"})
+        bounds: Any = (math.inf, None)
+        table: Any = field(default_factory=lambda: {"a key": [{"x": 1}]})
+        array: Any = field(default_factory=lambda: torch.ones(3))
+
+    stopped(tmp_path, 3, Odd())
+    assert len(go_on(tmp_path, Odd()).records) == ROUNDS
+
+
+def test_a_run_that_diverged_says_the_same_after_it_was_stopped(tmp_path: Path) -> None:
+    def loud(folder: Path | None, record: Callable[[Record], None] | None = None) -> ft.Run:
+        torch.manual_seed(0)
+        settings: Kept = {"rounds": 3, "dtype": torch.float64, "checkpoint_every": 1, "max_failures": 1.0}
+        method = ft.methods.Local(lr=1.0, epochs=1)
+        return ft.simulate(method, Loud().double(), tiny_federation(), folder=folder, record=record, **settings)
+
+    with pytest.raises(Killed):
+        loud(tmp_path, stop_after(2))
+    run, whole = ft.resume(tmp_path, model=Loud().double(), fed=tiny_federation()), loud(None)
+    assert math.isnan(run.records[0]["loss_trained"]) and str(told(run)) == str(told(whole))
+
+
+def test_going_on_elsewhere_is_told_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed again before the next checkpoint, and with the next one damaged."""
+    folder, whole = stopped(tmp_path, after=2), go(None)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("torch.__version__", "9.9")
+        with pytest.raises(Killed):
+            ft.resume(folder, model=TinyNet().double(), fed=tiny_federation(), record=stop_after(2))
+        with pytest.raises(Killed):
+            ft.resume(folder, model=TinyNet().double(), fed=tiny_federation(), record=stop_after(4))
+    harm(folder / "checkpoints" / "000003" / "server.safetensors", "cut")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("torch.__version__", "9.9")
+        assert ends_alike(go_on(folder), whole)
+    continued = ft.open(folder).info["continued"]
+    assert continued == [[1, "9.9", "cpu"], [2, "9.9", "cpu"]] and ends_alike(ft.open(folder), whole)
 
 
 def test_two_checkpoints_are_kept_and_as_many_as_asked_for_written(tmp_path: Path) -> None:
@@ -337,8 +404,16 @@ def test_a_record_that_lost_its_last_lines_costs_only_those(tmp_path: Path) -> N
 def test_a_damaged_finished_run_is_named_and_mended(tmp_path: Path) -> None:
     whole = go(tmp_path, checkpoint_every=1)
     harm(tmp_path / "checkpoints" / "000004" / "server.safetensors", "flipped")
-    assert "mend the run: fedtailor resume" in refusal(lambda: ft.open(tmp_path))
+    assert "mend the run, go on with: fedtailor resume" in refusal(lambda: ft.open(tmp_path))
     assert ends_alike(go_on(tmp_path), whole) and ends_alike(ft.open(tmp_path), whole)
+
+
+def test_a_damaged_model_of_a_finished_run_is_named_and_mended(tmp_path: Path) -> None:
+    whole = go(tmp_path, checkpoint_every=1)
+    for how in ("flipped", "cut", "gone"):
+        harm(tmp_path / "personal" / "trained" / "001.safetensors", how)
+        assert str(tmp_path) in refusal(lambda: ft.open(tmp_path).personal(1))
+        assert ends_alike(go_on(tmp_path), whole) and ends_alike(ft.open(tmp_path), whole)
 
 
 def test_where_no_checkpoint_is_good_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -388,7 +463,7 @@ def started(folder: Path, rounds: int) -> "subprocess.Popen[str]":
 
 def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     process = started(tmp_path, rounds=100_000)
-    assert "Another process is at work on the run" in refusal(lambda: go_on(tmp_path))
+    assert "Somebody is at work on the run" in refusal(lambda: go_on(tmp_path))
     process.kill()
     process.wait()
     with pytest.raises(Killed):  # allowed now
@@ -400,9 +475,19 @@ def throw(error: BaseException) -> None:
 
 
 def test_one_process_does_not_work_on_a_run_twice(tmp_path: Path) -> None:
+    """And who tries, or copies the folder, does not let others in."""
+    script = f"import fedtailor as ft; ft.resume({str(tmp_path / 'run')!r})"
     words: list[str] = []
-    go(tmp_path, checkpoint_every=1, record=lambda line: words.append(refusal(lambda: go_on(tmp_path))))
-    assert all("Another process is at work" in each for each in words) and len(words) == ROUNDS
+
+    def record(line: Record) -> None:
+        words.append(refusal(lambda: go_on(tmp_path / "run")))
+        shutil.copytree(tmp_path / "run", tmp_path / f"copy{line['round']}")
+        if line["round"] == 2:
+            other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+            words.append(other.stderr)
+
+    go(tmp_path / "run", checkpoint_every=1, record=record)
+    assert all("Somebody is at work on the run" in each for each in words) and len(words) == ROUNDS + 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -419,6 +504,29 @@ def test_an_interrupt_finishes_the_round_and_saves(number: signal.Signals, tmp_p
     found, complaints = latest(tmp_path, lambda found: None)
     assert found is not None and found.round == 2 and not complaints
     assert ends_alike(go_on(tmp_path), go(None))
+
+
+def test_an_interrupt_while_the_last_round_is_saved_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = checkpoint.save
+
+    def interrupted(folder: Path, number: int, *rest: Any) -> None:
+        save(folder, number, *rest)
+        if number == ROUNDS:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("fedtailor.checkpoint.save", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="Stopped after round 4 of 4"):
+        go(tmp_path)
+    assert ends_alike(go_on(tmp_path), go(None))
+
+
+def test_who_ignores_a_signal_goes_on_ignoring_it(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run = go(tmp_path, record=lambda line: signal.raise_signal(signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(run.records) == ROUNDS
 
 
 def test_a_second_interrupt_leaves_at_once_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -472,7 +580,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
     verb = ["run", *words, "--out", str(tmp_path / "killed")]
     for kill in range(kills):
         process = subprocess.Popen([*command, *verb], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        wait_until(process, lambda wanted=3 * kill + 2: lines_in(folder) >= wanted)
+        wait_until(process, partial(has_lines, folder, 3 * kill + 2))
         process.kill()
         process.wait()
         assert not (folder / "personal").is_dir()
@@ -482,6 +590,6 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
     assert ends_alike(ft.open(folder), ft.open(tmp_path / "whole" / folder.name))
 
 
-def lines_in(folder: Path) -> int:
+def has_lines(folder: Path, count: int) -> bool:
     path = folder / "rounds.jsonl"
-    return path.read_bytes().count(b"\n") if path.is_file() else 0
+    return path.is_file() and path.read_bytes().count(b"\n") >= count

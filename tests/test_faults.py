@@ -67,13 +67,14 @@ class Frail(ft.methods.FedPer):
 
 
 ONE_BY_ONE = ["sequential", "pool"]
+UNLIKE_SENT = "its upload 'params/fc.bias' is float64 (4,), and it was sent float64 (5,)"
+CHANGED = "its state changed its names or shapes at 'extra', which must stay"
 ALL = [*ONE_BY_ONE, "vectorized"]
-OTHER = "others' is float64 (5,)"
 FAULTS = [
     pytest.param(raises, "it raised ZeroDivisionError: no more batteries", ONE_BY_ONE, id="raises"),
-    pytest.param(has_another_shape, f"its upload 'params/fc.bias' is float64 (4,), {OTHER}", ONE_BY_ONE, id="shape"),
+    pytest.param(has_another_shape, UNLIKE_SENT, ONE_BY_ONE, id="shape"),
     pytest.param(has_another_name, "its upload 'extra' is float64 (5,), others' is not there", ONE_BY_ONE, id="name"),
-    pytest.param(has_another_state, "its state 'extra' is float64 (5,), others' is not there", ONE_BY_ONE, id="state"),
+    pytest.param(has_another_state, CHANGED, ONE_BY_ONE, id="state"),
     pytest.param(sends(math.nan), "its upload 'params/fc.weight' has NaN or infinity", ALL, id="nan"),
     pytest.param(sends(math.inf), "its upload 'params/fc.weight' has NaN or infinity", ALL, id="inf"),
     pytest.param(keeps_nan, "its state 'personal/head.weight' has NaN or infinity", ALL, id="kept nan"),
@@ -98,6 +99,34 @@ def test_who_fails_is_named_and_the_others_do_as_if_it_had_not_been_asked(
         assert same(run.server, without.server) and alike(models(run), models(without))
         assert run.records[1]["per_client"]["bytes_up"].keys() == {0, 1, 3}
         assert run.records[1]["per_client"]["bytes_down"].keys() == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    "spoil", [has_another_shape, has_another_state, sends(math.nan)], ids=["shape", "state", "nan"]
+)
+@pytest.mark.parametrize("second", [[BAD, 3], [BAD]], ids=["of two", "alone"])
+def test_where_there_is_no_majority_the_one_that_fails_is_named(
+    spoil: Spoil, second: list[int], net: nn.Module
+) -> None:
+    """What clients keep and what they were sent tell who is right."""
+    everyone = [0, 1, 2, 3]
+    run = go(Frail(spoil=spoil), net, [everyone, second, everyone], max_failures=1.0)
+    assert run.records[1]["failed"].keys() == {BAD} and run.records[1]["clients"] == second[1:]
+    others = [everyone, second[1:], everyone] if len(second) > 1 else [everyone]
+    if len(second) > 1:
+        assert same(run.server, go(ft.methods.FedPer(), net, others).server)
+
+
+@pytest.mark.parametrize("spoil", [has_another_shape, has_another_state, raises], ids=["shape", "state", "raises"])
+def test_one_by_one_too(spoil: Spoil, net: nn.Module) -> None:
+    @dataclass(frozen=True)
+    class OneByOne(ft.methods.FedAPA):
+        def train(self, local: ft.LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+            found = super().train(local, state, message)
+            return spoil(local, *found) if local.round == 2 else found
+
+    run = go(OneByOne(variant="code"), net, [[0, 1, 2, 3]] * 3)
+    assert [line["failed"].keys() for line in run.records] == [set(), {BAD}, set()]
 
 
 def test_its_state_and_model_are_those_of_before(net: nn.Module) -> None:

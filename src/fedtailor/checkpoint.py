@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fedtailor.errors import Refused
-from fedtailor.files import checksum, new_folder, put, remove
+from fedtailor.files import WRITING, checksum, new_folder, put, remove
 from fedtailor.packing import pack, unpack
 from fedtailor.store import ClientStore
 from fedtailor.trees import Tree, map_leaves, take
@@ -79,7 +79,7 @@ def save(folder: Path, round: int, server: Tree, stores: Mapping[str, ClientStor
             put(file, f"{index}\n{checksum(index.encode())}\n".encode())
     # whatever is newer than what was just written was found damaged when the run was resumed
     older = [path for path in folders(folder) if int(path.name) <= round]
-    for path in list((folder / "checkpoints").iterdir()):
+    for path in (*folders(folder), *(folder / "checkpoints").glob(f"*{WRITING}")):
         if path not in older[-_KEPT:]:
             remove(path)
 
@@ -107,7 +107,7 @@ def _contents(server: Tree, stores: Mapping[str, ClientStore]) -> Iterator[tuple
     yield "server.safetensors", pack({"server": server, "state": stores["states"].start})
     for kind, store in stores.items():
         clients = store.clients()
-        files = max(1, ceil(len(clients) * store.bytes_each / _SHARD)) if clients else 0
+        files = min(len(clients), max(1, ceil(len(clients) * store.bytes_each / _SHARD)))
         for number in range(files):
             some = clients[number * len(clients) // files : (number + 1) * len(clients) // files]
             stacked = store.get(some, torch.device("cpu"))

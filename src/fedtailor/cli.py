@@ -25,7 +25,7 @@ from fedtailor.lines import Record
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.record import check_same, free_folder, holds_run, is_finished, open_run, read_settings
-from fedtailor.run import Run, name_of
+from fedtailor.run import Run, go_on_with, name_of
 from fedtailor.simulate import describe
 from fedtailor.table import comparison, listing, methods_table, other_metrics, run_table, verdict
 from fedtailor.unreliable import Unreliable
@@ -108,7 +108,7 @@ def compare(ctx: typer.Context) -> None:
 def resume(folder: Annotated[Path, typer.Argument(help="a run's folder")]) -> None:
     """Go on with a run that was stopped, from its last checkpoint; a finished one is only shown."""
     with _progress() as progress:
-        rounds = read_settings(folder)["rounds"] if holds_run(folder) else None
+        rounds = read_settings(folder).get("rounds") if holds_run(folder) else None
         finished = _watched(
             lambda advance: resuming.resume(folder, record=advance), folder, folder.name, rounds, progress
         )
@@ -204,7 +204,7 @@ def _watched(
         finished = go(advance)
     except KeyboardInterrupt as stop:
         progress.stop()
-        at_once = Interrupted(f"Left at once; go on with: fedtailor resume {folder}", 130)
+        at_once = Interrupted(f"Left at once; {go_on_with(folder)}" if holds_run(folder) else "Left at once.", 130)
         told = stop if isinstance(stop, Interrupted) else at_once
         err.print(str(told), markup=False, highlight=False, soft_wrap=True)
         sys.exit(told.code)

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from fedtailor.errors import Refused
 
 WRITING = ".writing"  # ends the name of what is not whole yet, and may be thrown away
-_held: set[Path] = set()  # folders locked by this process, for its locks only keep out other processes
+_held: list[BinaryIO] = []  # locks of this process
 
 
 def write(path: Path, data: bytes) -> None:
@@ -79,33 +79,41 @@ def checksum(data: bytes) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep every other process out of a run's folder; the system opens the lock when this process ends, however."""
-    known = folder.resolve()
+    """Keep everyone else out of a run's folder; the system opens the lock when this process ends, however it does."""
     try:
-        lock = (folder / "lock").open("ab")
+        file = (folder / "lock").open("ab")
     except OSError as error:
         raise Refused(f"The folder '{folder}' cannot be written: {error.strerror}.") from error
-    with lock as file:
-        if known in _held or not _lock(file):
-            raise Refused(f"Another process is at work on the run in '{folder}'; wait for it, or stop it.")
-        _held.add(known)
+    with file:
+        try:
+            _lock(file)
+        except BlockingIOError as error:
+            raise Refused(f"Somebody is at work on the run in '{folder}'; wait for them, or stop them.") from error
+        except OSError as error:
+            raise Refused(f"The folder '{folder}' cannot be locked: {error.strerror}.") from error
+        _held.append(file)
         try:
             yield
         finally:
-            _held.discard(known)
+            _held.remove(file)
 
 
-def _lock(file: BinaryIO) -> bool:
-    """Lock a file for this process alone: forked workers, who may outlive it for a moment, do not inherit it."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
+def _lock(file: BinaryIO) -> None:
+    if sys.platform == "win32":
+        import msvcrt
 
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
 
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _let_go() -> None:
+    """A forked process has no part in the locks: it may outlive for a moment the one that holds them."""
+    while _held:
+        _held.pop().close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)

@@ -1,6 +1,7 @@
 """Ctrl-C: once, and a run finishes its round and is saved; twice, and it leaves at once."""
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -31,16 +32,20 @@ def noting_signals() -> Iterator[Callable[[], int | None]]:
         yield lambda: None
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # None: not set from Python; SIG_IGN: who ignores a signal goes on ignoring it
+    before = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
     noted: list[int] = []
+    home = os.getpid()
 
     def note(number: int, frame: Any) -> None:
+        if os.getpid() != home:  # a worker's, whose parent was told too
+            return
         noted.append(number)
         _restore(before)
         log.warning("Finishing the round and saving; once more, and it leaves at once.")
 
-    for number, handler in before.items():
-        if handler is not None:  # None: somebody else's, not set from Python
-            signal.signal(number, note)
+    for number in before:
+        signal.signal(number, note)
     try:
         yield lambda: noted[0] if noted else None
     finally:
@@ -49,5 +54,4 @@ def noting_signals() -> Iterator[Callable[[], int | None]]:
 
 def _restore(handlers: dict[signal.Signals, Any]) -> None:
     for number, handler in handlers.items():
-        if handler is not None:
-            signal.signal(number, handler)
+        signal.signal(number, handler)

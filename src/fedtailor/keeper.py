@@ -5,10 +5,9 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from fedtailor.errors import Refused
 from fedtailor.interrupt import Interrupted, noting_signals
 from fedtailor.rounds import Rounds
-from fedtailor.run import Run
+from fedtailor.run import Run, go_on_with
 
 if TYPE_CHECKING:
     from fedtailor.record import RunWriter
@@ -28,21 +27,20 @@ class Keeper:
 
     def after_round(self) -> None:
         """Save if it is time; if a signal came, save and leave."""
-        signal, number = self._noted(), len(self._run.records)
-        if signal is not None or number == self._run.experiment["rounds"] or self._writer.is_due(number):
+        number, last = len(self._run.records), self._run.experiment["rounds"]
+        if self._noted() is not None or number == last or self._writer.is_due(number):
             self._save()
-        if signal is not None:
-            words = f"Stopped after round {number} of {self._run.experiment['rounds']}"
-            raise Interrupted(f"{words}; go on with: fedtailor resume {self._run.folder}", 128 + signal)
+        if (signal := self._noted()) is not None:  # also one that came while it was saved
+            self._save()
+            raise Interrupted(f"Stopped after round {number} of {last}; {go_on_with(self._run.folder)}", 128 + signal)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._stack.close()
         # a round that failed changed nothing, so what was before it can be saved; unless its line is missing
-        if isinstance(error, Exception) and self._loop.done == len(self._run.records) > 0:
-            with suppress(Refused):
+        if isinstance(error, (Exception, Interrupted)) and self._loop.done == len(self._run.records) > 0:
+            with suppress(Exception):  # what led here is what must be told
                 self._save()
 
     def _save(self) -> None:
-        self._writer.save(len(self._run.records), self._loop.server, self._loop.stores, {"chunk": self._loop.chunk})
+        note = {"chunk": self._loop.chunk, "continued": self._run.info.get("continued", [])}
+        self._writer.save(len(self._run.records), self._loop.server, self._loop.stores, note)

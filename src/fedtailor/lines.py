@@ -35,7 +35,8 @@ class Lines(Sequence[Record]):
     def append(self, line: Record) -> None:
         """Add a round."""
         arrays = {name: value for name, value in line["monitor"].items() if isinstance(value, Tensor)}
-        text = json.dumps(line | {"monitor": {n: v for n, v in line["monitor"].items() if n not in arrays}})
+        plain = line | {"monitor": {n: v for n, v in line["monitor"].items() if n not in arrays}}
+        text = json.dumps(without_nan(plain))  # as in a file, so that a run in memory says the same
         self._packed.append((zlib.compress(text.encode(), 1), arrays))
         self._open = None
 
@@ -86,6 +87,9 @@ def restore(line: Record) -> Record:
         for name, values in line.get(group, {}).items():
             numbers = {int(client): math.nan if value is None else value for client, value in values.items()}
             line[group][name] = numbers
+    for name in [name for name, value in line.items() if value is None]:
+        if line.get("per_client", {}).get(name.removesuffix("_mean")):  # there were numbers, but their mean was none
+            line[name] = math.nan
     line["monitor"] = _with_nan(line.get("monitor", {}))
     return line
 

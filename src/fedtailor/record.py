@@ -7,7 +7,7 @@ rounds.jsonl            one line a round
 arrays/0007.safetensors ...   what is too large for a line of it: a monitor's arrays of round 7
 checkpoints/000040/ ... the server and what every client keeps; the last two, see `checkpoint.py`
 personal/trained/000.safetensors ...   every client's own model, an ordinary state_dict; also personal/received/.
-                        Written last: a run that has it is finished
+                        Written last, with their sums in models.json: a run that has these is finished
 lock                    held by the process that works on the run
 """
 
@@ -27,17 +27,18 @@ from torch import Tensor
 from fedtailor import checkpoint
 from fedtailor.checkpoint import Checkpoint, Damaged
 from fedtailor.errors import Refused
-from fedtailor.files import WRITING, checksum, locked, new_folder, put, write
+from fedtailor.files import WRITING, checksum, locked, new_folder, put, sync_folder, write
 from fedtailor.lines import Lines, Record, restore, without_nan
 from fedtailor.machine import total_memory
 from fedtailor.packing import pack, unpack_flat
-from fedtailor.run import FORMAT, MOMENTS, Run, arrays_file
+from fedtailor.run import FORMAT, MOMENTS, Run, arrays_file, go_on_with
 from fedtailor.store import ClientStore
 from fedtailor.toml import to_toml
 from fedtailor.trees import Params, Tree
 from fedtailor.untrusted import read_toml
 
 _COST = 20  # a checkpoint is due when this many times as long has passed as the last one took
+_MODELS = "models.json"  # names and sums of everyone's models
 _SEALED = ("experiment.toml", "run.json", "start.safetensors")
 _OWN = {"run.json", "start.safetensors", "rounds.jsonl", "lock"}  # what a run killed while it began may leave
 
@@ -90,12 +91,10 @@ class RunWriter:
         self._saved, self._at = number, time.monotonic()
         self._took = self._at - began
 
-    def go_on(self, found: Checkpoint, info: Mapping[str, Any]) -> None:
+    def go_on(self, found: Checkpoint) -> None:
         """Continue after a checkpoint; what the record has beyond it comes again."""
         self._saved, self._size = found.round, found.note["lines"]["bytes"]
         self._sum = sha256((self._folder / "rounds.jsonl").read_bytes()[: self._size])
-        with _writing(f"The folder '{self._folder}' cannot be written"):
-            write(self._folder / "run.json", (json.dumps(info, indent=1) + "\n").encode())
 
     def finish(self, run: Run) -> None:
         """Keep everyone's models."""
@@ -103,11 +102,17 @@ class RunWriter:
             _writing(f"The models cannot be written to '{self._folder}'", self._hint()),
             new_folder(self._folder / "personal") as beside,
         ):
+            sums = {}
             for moment in MOMENTS:
                 (beside / moment).mkdir()
                 for client in range(run.num_clients):
-                    with (beside / moment / f"{client:03d}.safetensors").open("wb") as file:
-                        put(file, pack(run.personal(client, moment)))
+                    data, name = pack(run.personal(client, moment)), _model_file(client, moment)
+                    sums[name] = checksum(data)
+                    with (beside / name).open("wb") as file:
+                        put(file, data)
+                sync_folder(beside / moment)
+            with (beside / _MODELS).open("wb") as file:
+                put(file, (json.dumps(sums, indent=1) + "\n").encode())
 
     def _without_arrays(self, record: Record) -> Record:
         large = {name: value for name, value in record["monitor"].items() if isinstance(value, Tensor)}
@@ -115,13 +120,14 @@ class RunWriter:
             return record
         file = arrays_file(record["round"])
         (self._folder / "arrays").mkdir(exist_ok=True)
-        write(self._folder / file, pack(large))
-        named = {name: {"file": file, "shape": list(value.shape)} for name, value in large.items()}
+        write(self._folder / file, data := pack(large))
+        about = {"file": file, "sha256": checksum(data)}
+        named = {name: about | {"shape": list(value.shape)} for name, value in large.items()}
         return record | {"monitor": record["monitor"] | named}
 
     def _hint(self) -> str:
         there = f"all up to round {self._saved} is kept" if self._saved else "nothing was kept yet"
-        return f"; {there}, mend it and go on with: fedtailor resume {self._folder}"
+        return f"; {there}, mend it and {go_on_with(self._folder)}"
 
 
 @contextmanager
@@ -155,8 +161,10 @@ def _check_free(folder: Path, run: Run) -> None:
         if is_finished(folder):
             raise Refused(f"The folder '{folder}' holds this run, finished; open it, or name a new one.")
         if checkpoint.folders(folder):
-            raise Refused(f"The folder '{folder}' holds this run, unfinished; go on with: fedtailor resume {folder}.")
-    elif any(path.name not in _OWN and not path.name.endswith(WRITING) for path in folder.iterdir()):
+            raise Refused(f"The folder '{folder}' holds this run, unfinished; {go_on_with(folder)}.")
+        return
+    names = {path.name for path in folder.iterdir() if not path.name.endswith(WRITING)}
+    if names and not {"lock"} <= names <= _OWN:
         raise Refused(f"The folder '{folder}' is not empty; runs never overwrite each other, name a new one.")
 
 
@@ -170,12 +178,14 @@ def open_run(path: str | Path) -> Run:
     folder = Path(path)
     experiment, info = read_settings(folder), read_info(folder)
     if not is_finished(folder):
-        raise Refused(f"The run in '{folder}' is not finished; go on with it: fedtailor resume {folder}.")
+        raise Refused(f"The run in '{folder}' is not finished; {go_on_with(folder)}.")
     found, complaints = latest(folder)
     if found is None or complaints or found.round != experiment.get("rounds"):
         why = complaints[0] if complaints else f"The run in '{folder}' has lost its last checkpoint."
-        raise Damaged(f"{why.rstrip('.')}; mend the run: fedtailor resume {folder}.")
+        raise Damaged(f"{why.rstrip('.')}; mend the run, {go_on_with(folder)}.")
     records, _ = read_records(folder, found)
+    if found.note.get("continued"):
+        info["continued"] = found.note["continued"]
     with _reading(folder):
         server = found.server()[0]
     return Run(
@@ -184,9 +194,33 @@ def open_run(path: str | Path) -> Run:
         Lines(records),
         server=server,
         get_client=found.one,
-        get_personal=lambda client, moment: load_tensors(folder / "personal" / moment / f"{client:03d}.safetensors"),
+        get_personal=lambda client, moment: unpack_flat(_model(folder, _model_file(client, moment))),
         folder=folder,
     )
+
+
+def check_models(folder: Path) -> None:
+    """Refuse a finished run with a model that is not as it was written."""
+    for name in _models(folder):
+        _model(folder, name)
+
+
+def _model_file(client: int, moment: str) -> str:
+    return f"{moment}/{client:03d}.safetensors"
+
+
+def _models(folder: Path) -> dict[str, str]:
+    """The files of everyone's models and their sums."""
+    with _reading(folder):
+        return dict(json.loads(_read_text(folder / "personal" / _MODELS)))
+
+
+def _model(folder: Path, name: str) -> bytes:
+    with _reading(folder):
+        data = _read_bytes(folder / "personal" / Path(name).parent.name / Path(name).name)
+    if checksum(data) != _models(folder).get(name):
+        raise Damaged(f"'personal/{name}' in '{folder}' is not as it was written; mend the run, {go_on_with(folder)}.")
+    return data
 
 
 def holds_run(folder: Path) -> bool:
@@ -203,7 +237,7 @@ def check_same(folder: Path, experiment: Mapping[str, Any]) -> None:
 
 def is_finished(folder: Path) -> bool:
     """Whether a run's folder holds all it should."""
-    return (folder / "personal").is_dir()
+    return (folder / "personal" / _MODELS).is_file()
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -281,9 +315,12 @@ def free_folder(parent: Path, name: str) -> Path:
     return next(parent / free for free in names if not (parent / free).exists())
 
 
-def load_tensors(path: Path) -> Params:
-    """The tensors in a file of a run."""
+def load_tensors(path: Path, seal: str | None = None) -> Params:
+    """The tensors in a file of a run, if they are those that were written."""
     try:
-        return unpack_flat(_read_bytes(path))
+        data = _read_bytes(path)
+        if seal is not None and checksum(data) != seal:
+            raise Damaged("they are not as they were written.")
+        return unpack_flat(data)
     except (OSError, ValueError) as error:
         raise Refused(f"The tensors in '{path}' cannot be read: {str(error).rstrip('.')}.") from error

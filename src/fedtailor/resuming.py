@@ -24,6 +24,7 @@ from fedtailor.model import Model, as_model
 from fedtailor.networks import NETWORKS
 from fedtailor.record import (
     RunWriter,
+    check_models,
     holds_run,
     is_finished,
     latest,
@@ -63,6 +64,7 @@ def resume(
     info = read_info(folder)
     if is_finished(folder):
         try:
+            check_models(folder)
             return open_run(folder)
         except Damaged as damage:
             log.warning("%s Going on from what is good.", damage)
@@ -70,21 +72,23 @@ def resume(
         found = _newest(folder)
         settings = read_settings(folder)
         experiment = _experiment(settings, method, model, fed)
-        experiment = replace(experiment, device="cpu" if info["device"] == "cpu" else "cuda")
+        if experiment.device == "auto":
+            experiment = replace(experiment, device=_same_device(info))
         fed = fed or experiment.load()
         model = experiment.model(fed) if model is None else as_model(model)
         _check_same(info["fingerprint"], fingerprint(describe(experiment.method), type(experiment.method), model, fed))
-        way = Way(info["engine"], info["threads"], found.note["chunk"] if found else info["chunk"])
+        way = Way(info["engine"], info["threads"], info["chunk"])
         start = load_tensors(folder / "start.safetensors")
         loop, run, plan = prepare(experiment, experiment.method, model, fed, start, way, folder)
-        run.experiment = settings
+        run.experiment, run.info = settings, info
         writer = RunWriter(folder, experiment.checkpoint_every)
         if found is None:
             writer.begin(run, start)
         else:
-            run.info, run.records = _here(info, found.round), read_records(folder, found)[0]
+            run.records = read_records(folder, found)[0]
+            run.info = info | _elsewhere(info, found)
             loop.restore(found, run.records)
-            writer.go_on(found, run.info)
+            writer.go_on(found)
         return go(loop, run, plan, experiment, record, writer)
 
 
@@ -106,11 +110,17 @@ def _experiment(
     words = {"method": "method", "network": "model", "data": "fed"}
     known = {"method": [*METHODS], "network": [*NETWORKS], "data": [*DATASETS, "folder"]}
     for part, names in known.items():
-        name = settings.get(part, {}).get("name")
+        name = _innermost(settings.get(part, {})).get("name")
         if given[part] is None and name not in names:
             raise Refused(f"The run's {part} '{name}' is your own; give it again: ft.resume(path, {words[part]}=...).")
     experiment = make({name: value for name, value in settings.items() if given.get(name) is None})
     return experiment if method is None else replace(experiment, method=method)
+
+
+def _innermost(part: dict[str, Any]) -> dict[str, Any]:
+    """Of a method around a method, the one inside."""
+    inner = part.get("inner")
+    return _innermost(inner) if isinstance(inner, dict) else part
 
 
 def _check_same(wanted: dict[str, str], found: dict[str, str]) -> None:
@@ -119,12 +129,18 @@ def _check_same(wanted: dict[str, str], found: dict[str, str]) -> None:
             raise Refused(f"The {words} not what this run was begun with; give the same again to resume it.")
 
 
-def _here(info: dict[str, Any], after: int) -> dict[str, Any]:
+def _same_device(info: dict[str, Any]) -> str:
+    """Where the run was begun, which was to choose by itself."""
+    if info["device"] != "cpu" and not torch.cuda.is_available():
+        raise Refused(f"The run was begun on {info['device']}; resume it where there is a GPU.")
+    return "cpu" if info["device"] == "cpu" else "cuda"
+
+
+def _elsewhere(info: dict[str, Any], found: Checkpoint) -> dict[str, Any]:
     """What the record says of where a run goes on: something only where its bits may differ from there."""
-    device = "cpu" if info["device"] == "cpu" else torch.cuda.get_device_name()
-    if (torch.__version__, device) == (info["torch"], info["device"]):
-        return info
-    log.warning(
-        f"The run began on {info['device']} with torch {info['torch']}; numbers may differ in their last digits."
-    )
-    return info | {"continued": [*info.get("continued", []), [after, torch.__version__, device]]}
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() and info["device"] != "cpu" else info["device"]
+    before = list(found.note.get("continued", []))
+    if [torch.__version__, device] == [info["torch"], info["device"]]:
+        return {"continued": before} if before else {}
+    log.warning("The run began on %s with torch %s; last digits may differ.", info["device"], info["torch"])
+    return {"continued": [*before, [found.round, torch.__version__, device]]}

@@ -23,7 +23,17 @@ from fedtailor.engines.sequential import Sequential, Touched
 from fedtailor.engines.vectorized import Vectorized, rows_of
 from fedtailor.errors import Refused
 from fedtailor.evaluation import Evaluator
-from fedtailor.faults import Failure, check_finite, check_share, find_failures, not_finite
+from fedtailor.faults import (
+    Failure,
+    Kinds,
+    check_finite,
+    check_share,
+    difference,
+    find_failures,
+    kinds_of,
+    not_finite,
+    unlike_sent,
+)
 from fedtailor.federation import Federation
 from fedtailor.lines import Record, Values, by_client, extend, join, plain
 from fedtailor.local import LocalView
@@ -54,6 +64,13 @@ class Turn:
     monitor: Tree = field(default_factory=dict)
     notes: dict[str, Values] = field(default_factory=dict)
     watching: float = 0.0  # seconds
+    kinds: Kinds | None = None  # of the uploads so far
+
+    def misfit(self, upload: Tree) -> str | None:
+        """How an upload differs from those of the cohorts before it, which were of clients one by one."""
+        own = kinds_of({"upload": upload})
+        self.kinds = self.kinds or own
+        return None if own == self.kinds else difference(own, self.kinds)
 
 
 @dataclass(eq=False)  # the one thing that changes: server, states and trained are replaced round by round
@@ -176,7 +193,7 @@ class Rounds:
             "engine": self.way.engine,
             "engine_why": self.why,
             "chunk": self.way.chunk,
-            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.device.type,
             "threads": self.way.threads,
             "torch": torch.__version__,
             "parameters": sum(p.numel() for p in self.model.module.parameters() if p.requires_grad),
@@ -268,6 +285,10 @@ class Rounds:
             if not clients:
                 return [], sent, {}
             result = self._trained_by(self.engine, number, clients, sent)
+        why = self._misfit(result, sent) or turn.misfit(result["upload"])
+        if why is not None:  # stacked, they are all alike
+            turn.failures |= dict.fromkeys(clients, Failure(why))
+            return [], sent, {}
         spoilt = not_finite(clients, {part: deliver(result[part]) for part in ("upload", "state", "trained")})
         turn.failures |= spoilt
         return _left(spoilt, clients), _without(spoilt, clients, sent), _without(spoilt, clients, result)
@@ -276,10 +297,23 @@ class Rounds:
         """Who of these fails when every one works alone."""
         alone = Sequential(self.common, self.train)
 
-        def work(client: int) -> Tree:
-            return self._trained_by(alone, number, [client], rows_of(sent, [clients.index(client)]))
+        def own(client: int) -> Tree:
+            return rows_of(sent, [clients.index(client)])
 
-        return find_failures(work, clients)
+        return find_failures(
+            lambda client: self._trained_by(alone, number, [client], own(client)),
+            lambda client, result: self._misfit(result, own(client)),
+            clients,
+        )
+
+    def _misfit(self, result: Tree, sent: Tree) -> str | None:
+        """Why what clients made of a round cannot be read or kept, if it cannot."""
+        if (why := unlike_sent(result["upload"], sent)) is not None:
+            return why
+        for word, store, part in (("state", self.states, "state"), ("model", self.trained, "trained")):
+            if store is not None and (name := store.misfit(result[part])) is not None:
+                return f"its {word} changed its names or shapes at '{name}', which must stay"
+        return None
 
     @property
     def stores(self) -> dict[str, ClientStore]:
@@ -295,6 +329,8 @@ class Rounds:
         """Everything as it stood when a checkpoint was written."""
         self.server = map_leaves(lambda leaf: leaf.to(self.device), found.server()[0])
         self.done = found.round
+        if isinstance(self.engine, Vectorized):
+            self.engine.chunk = found.note["chunk"]
         for line in lines:
             self._count(line["per_client"]["bytes_up"])
         for clients, stacked in found.shards("states"):

@@ -1,6 +1,7 @@
 """A run: what happened, round by round, and the models it left."""
 
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -27,6 +28,15 @@ def name_of(method: Mapping[str, Any]) -> str:
     """
     inner = method.get("inner")
     return f"{method['name']}({name_of(inner)})" if isinstance(inner, Mapping) else str(method["name"])
+
+
+def go_on_with(folder: Path | None) -> str:
+    """How a run is resumed, in words that can be copied.
+
+    >>> go_on_with(Path("my runs/one"))
+    "go on with: fedtailor resume 'my runs/one'"
+    """
+    return f"go on with: fedtailor resume {shlex.quote(str(folder))}"
 
 
 def arrays_file(number: int) -> str:
@@ -118,7 +128,7 @@ class Run:
             from fedtailor.record import load_tensors  # needs safetensors, which a run in memory does not
 
             assert self.folder is not None
-            return load_tensors(self.folder / arrays_file(number))[name]
+            return load_tensors(self.folder / arrays_file(number), value.get("sha256"))[name]
         if not isinstance(value, list):
             return value
         whole = not torch.tensor(value).is_floating_point()

@@ -40,7 +40,8 @@ class ClientStore:
 
     def put(self, clients: Sequence[int], stacked: Tree) -> None:
         """Keep the trees of these clients; names and shapes are those of the start."""
-        self._match(flatten(stacked))
+        if (name := self.misfit(stacked)) is not None:
+            raise Refused(f"A client's state or model changed its names or shapes at '{name}'; these must stay.")
         new = {client: position for position, client in enumerate(clients)}
         self._write([client for client in self._last if client not in new])
         self._last, self._stacked = new, stacked
@@ -106,11 +107,13 @@ class ClientStore:
     def _seek(self, place: int) -> None:
         self._file.seek(place * self._record.shape[1])
 
-    def _match(self, flat: Params) -> None:
-        kept = self._leaves
-        for name in kept.keys() | flat.keys():
+    def misfit(self, stacked: Tree) -> str | None:
+        """Where stacked trees differ from the start in names, shapes or dtypes."""
+        kept, flat = self._leaves, flatten(stacked)
+        for name in sorted(kept.keys() | flat.keys()):
             if name not in kept or name not in flat or _kind(kept[name]) != _kind(flat[name][0]):
-                raise Refused(f"A client's state or model changed its names or shapes at '{name}'; these must stay.")
+                return name
+        return None
 
     def _to_bytes(self, flat: Params, count: int) -> Tensor:
         """[count, bytes of a record], made where the leaves are, so that they leave a device in one piece."""
