@@ -1,7 +1,8 @@
 """Small problems that every test may use."""
 
+import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -49,6 +50,14 @@ class Loud(TinyNet):
 
     def forward(self, x: Tensor) -> Tensor:
         return 1e160 * super().forward(x)
+
+
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """Ctrl-C as in a terminal, also where the tests themselves run in a background that ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from fedtailor.checkpoint import latest
 from fedtailor.lines import Record
 from fedtailor.methods import METHODS
 
+pytestmark = pytest.mark.usefixtures("hears_interrupts")
 ROUNDS = 4
 Kept = dict[str, Any]  # of simulate's settings
 

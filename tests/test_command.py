@@ -85,6 +85,7 @@ def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path: Path) -> N
     assert len(rows.findall(whole.stdout)) > 2 and rows.findall(whole.stdout) == rows.findall(again.stdout)
 
 
+@pytest.mark.usefixtures("hears_interrupts")  # and so do processes that are begun here
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(presses: int, tmp_path: Path) -> None:
     words = ["--method", "fedper", "--rounds", "100000", "--data.clients", "4", "--checkpoint-every", "1"]

@@ -24,8 +24,8 @@ def noting_signals() -> Iterator[Callable[[], int | None]]:
     """Inside, the first SIGINT (Ctrl-C) or SIGTERM is only noted, to be asked for; a second one acts as it did before.
 
     >>> with noting_signals() as noted:
-    ...     signal.raise_signal(signal.SIGINT)
-    ...     noted() == signal.SIGINT
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     noted() == signal.SIGTERM
     True
     """
     if threading.current_thread() is not threading.main_thread():  # no other thread hears signals
