@@ -1,5 +1,6 @@
 """What methods record of themselves: cheap numbers every round, dear ones when evaluating, large arrays beside."""
 
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -90,7 +91,9 @@ def test_large_arrays_lie_beside_the_record(net: nn.Module, tmp_path: Path) -> N
     method = ft.methods.FedAPA(weight_lr=0.05)
     kept = ft.simulate(method, net, fed, folder=tmp_path, record=seen.append, **settings)
     line = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[1])
-    assert line["monitor"]["weights"] == {"file": "arrays/0002.safetensors", "shape": [101, 101]}
+    file = tmp_path / "arrays" / "0002.safetensors"
+    sum_ = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert line["monitor"]["weights"] == {"file": "arrays/0002.safetensors", "sha256": sum_, "shape": [101, 101]}
     assert len(line["monitor"]["entropy"]) == 101
     assert seen == kept.records  # one record, whoever reads it
     plain = ft.simulate(method, net, fed, **settings)
@@ -98,6 +101,8 @@ def test_large_arrays_lie_beside_the_record(net: nn.Module, tmp_path: Path) -> N
         for number in (1, 2):
             assert torch.equal(run.monitor("weights")[number], plain.monitor("weights")[number])
     assert torch.equal(plain.monitor("weights")[2], plain.server["weights"])
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    assert "not as they were written" in refusal(lambda: ft.open(tmp_path).monitor("weights"))
 
 
 def test_smaller_ones_are_in_the_line(net: nn.Module, tmp_path: Path) -> None:

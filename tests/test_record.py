@@ -70,7 +70,7 @@ def test_what_is_no_finished_run_is_refused(net: nn.Module, tmp_path: Path) -> N
         ft.open(tmp_path)
     kept(tmp_path / "run", "fedavg", net)
     (tmp_path / "run" / "personal").rename(tmp_path / "elsewhere")
-    with pytest.raises(ft.Refused, match="is not finished; go on with it: fedtailor resume"):
+    with pytest.raises(ft.Refused, match="is not finished; go on with: fedtailor resume"):
         ft.open(tmp_path / "run")
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedtailor.errors import Refused
 from fedtailor.files import WRITING, checksum, new_folder, put, remove
 from fedtailor.packing import pack, unpack
 from fedtailor.store import ClientStore
-from fedtailor.trees import Tree, map_leaves, take
+from fedtailor.trees import Tree, flatten, map_leaves, take
 
 _KEPT = 2
 _SHARD = 2**26  # bytes of clients a file, so that saving takes little memory
@@ -46,13 +47,19 @@ class Checkpoint:
     def server(self) -> tuple[Tree, Tree]:
         """The server, and what a client keeps before its first round."""
         tree = self._read("server.safetensors")
+        if not all(isinstance(tree.get(part), dict) for part in ("server", "state")):
+            raise Damaged(f"The checkpoint '{self.folder}' cannot be used: it has no server.")
         return tree["server"], tree["state"]
 
     def shards(self, kind: str) -> Iterator[tuple[list[int], Tree]]:
         """Clients and their stacked trees, "states" or "trained", file by file."""
         for name in sorted(name for name in self.files if name.startswith(f"{kind}-")):
             tree = self._read(name)
-            yield tree["clients"].tolist(), tree["trees"]
+            with _using(self.folder):
+                clients = _numbers(tree["clients"])
+                if not all(leaf.ndim and len(leaf) == len(clients) for leaf in flatten(tree["trees"]).values()):
+                    raise Damaged(f"'{name}' has not one tree a client")
+            yield clients, tree["trees"]
 
     def one(self, client: int) -> Tree:
         """What one client keeps."""
@@ -123,6 +130,8 @@ def _open(path: Path) -> Checkpoint:
             raise Damaged(f"'{_INDEX}' is not as it was written")
         index = json.loads(text)
         found = Checkpoint(path, index["round"], index["note"], index["files"])
+        if not isinstance(found.note.get("chunk"), int | None) or not isinstance(found.note.get("continued"), list):
+            raise Damaged(f"'{_INDEX}' says something odd of how it ran")
         if any(Path(name).name != name for name in found.files) or found.round != int(path.name):
             raise Damaged(f"'{_INDEX}' speaks of other files")
         for name, wanted in found.files.items():
@@ -140,6 +149,15 @@ def _using(path: Path) -> Iterator[None]:
         raise Damaged(f"{where}: {str(error).rstrip('.')}.") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{where}: '{_INDEX}' cannot be read.") from error
+
+
+def _numbers(clients: Any) -> list[int]:
+    if not isinstance(clients, Tensor) or clients.dtype != torch.int64 or clients.ndim != 1:
+        raise Damaged("it does not say whose states these are")
+    found: list[int] = clients.tolist()
+    if not found or min(found) < 0 or len(set(found)) != len(found):
+        raise Damaged("it does not say whose states these are")
+    return found
 
 
 def _checked(path: Path, wanted: Mapping[str, Any]) -> bytes:

@@ -70,6 +70,41 @@ def _unpack(packed: bytes, arrays: dict[str, Tensor]) -> Record:
     return line
 
 
+def check_line(line: Any, number: int, num_clients: int) -> Record:
+    """A line from a file, if it is what the line of that round can be; else ValueError.
+
+    >>> check_line({"round": 2}, 1, 4)
+    Traceback (most recent call last):
+    ValueError: line 1 of the record is not a round's
+    """
+    whole = isinstance(line, dict) and type(line.get("round")) is int and line["round"] == number
+    if not whole or not all(_is_number(line.get(name)) for name in ("seconds", "bytes_up", "bytes_down")):
+        raise ValueError(f"line {number} of the record is not a round's")
+    known = {str(client) for client in range(num_clients)}
+    groups = [line.get(group, {}) for group in ("per_client", "last_trained", "missed", "failed", "monitor")]
+    if not all(isinstance(group, dict) for group in groups) or not {"bytes_up"} <= groups[0].keys():
+        raise ValueError(f"line {number} of the record lacks its tables")
+    numbers = [table for group in groups[:2] for table in group.values()]
+    if not all(isinstance(table, dict) and all(map(_is_number_or_none, table.values())) for table in numbers):
+        raise ValueError(f"line {number} of the record has something else than numbers of clients")
+    lists = [line.get("clients"), line.get("diverged", [])]
+    if not all(isinstance(some, list) and all(str(client) in known for client in some) for some in lists):
+        raise ValueError(f"line {number} of the record does not list clients")
+    if not all(table.keys() <= known for table in (*numbers, *groups[2:4])):
+        raise ValueError(f"line {number} of the record names clients that are not there")
+    if not _is_number_or_none(line.get("epsilon")):
+        raise ValueError(f"line {number} of the record has an epsilon that is no number")
+    return dict(line)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_number_or_none(value: Any) -> bool:
+    return value is None or _is_number(value)
+
+
 def without_nan(value: Any) -> Any:
     """For files, as JSON has no NaN: a number that is none becomes null."""
     if isinstance(value, dict):

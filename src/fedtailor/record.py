@@ -26,9 +26,10 @@ from torch import Tensor
 
 from fedtailor import checkpoint
 from fedtailor.checkpoint import Checkpoint, Damaged
+from fedtailor.engines import ENGINES
 from fedtailor.errors import Refused
 from fedtailor.files import WRITING, checksum, locked, new_folder, put, sync_folder, write
-from fedtailor.lines import Lines, Record, restore, without_nan
+from fedtailor.lines import Lines, Record, check_line, restore, without_nan
 from fedtailor.machine import total_memory
 from fedtailor.packing import pack, unpack_flat
 from fedtailor.run import FORMAT, MOMENTS, Run, arrays_file, go_on_with
@@ -39,6 +40,10 @@ from fedtailor.untrusted import read_toml
 
 _COST = 20  # a checkpoint is due when this many times as long has passed as the last one took
 _MODELS = "models.json"  # names and sums of everyone's models
+_INFO: dict[str, Any] = {  # what run.json must say, and how
+    "clients": list, "engine": str, "threads": int, "chunk": int | None, "device": str, "torch": str, "score": str,
+    "higher_is_better": bool, "fingerprint": dict,
+}  # fmt: skip
 _SEALED = ("experiment.toml", "run.json", "start.safetensors")
 _OWN = {"run.json", "start.safetensors", "rounds.jsonl", "lock"}  # what a run killed while it began may leave
 
@@ -244,7 +249,16 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """What was asked for."""
     if not holds_run(folder):
         raise Refused(f"There is no run in '{folder}'.")
-    return read_toml(folder / "experiment.toml", "The experiment")
+    settings = read_toml(folder / "experiment.toml", "The experiment")
+    with _reading(folder):
+        parts = [settings[part] for part in ("method", "network", "data")]
+        if not all(isinstance(part, dict) and isinstance(part["name"], str) for part in parts):
+            raise ValueError("experiment.toml names no method, network or data")
+        if not all(type(settings[name]) is int for name in ("rounds", "seed")):
+            raise ValueError("experiment.toml has no whole number of rounds, or no seed")
+        if not isinstance(settings["channel"], dict):
+            raise ValueError("experiment.toml has no channel")
+    return settings
 
 
 def read_info(folder: Path) -> dict[str, Any]:
@@ -258,8 +272,16 @@ def read_info(folder: Path) -> dict[str, Any]:
                 f"The run in '{folder}' was written by FedTailor {by} in format {written}, and this version reads "
                 f"format {FORMAT}; open it with that version."
             )
-        if not isinstance(info["clients"], list):
+        for name, kinds in _INFO.items():
+            if not isinstance(info[name], kinds) or (isinstance(info[name], bool) and kinds is not bool):
+                raise ValueError(f"run.json says something odd of '{name}'")
+        sizes = [client[part] for client in info["clients"] for part in ("train", "validation", "test")]
+        if not all(type(size) is int and 0 <= size < 2**53 for size in sizes):
+            raise ValueError("run.json does not say how many samples clients have")
+        if not info["clients"] or not all(isinstance(client["name"], str) for client in info["clients"]):
             raise ValueError("run.json names no clients")
+        if info["engine"] not in ENGINES or info["threads"] < 1:
+            raise ValueError("run.json names no engine")
     return dict(info)
 
 
@@ -284,7 +306,11 @@ def read_records(folder: Path, found: Checkpoint | None) -> tuple[list[Record], 
         data = _read_bytes(folder / "rounds.jsonl")[: found.note["lines"]["bytes"]]
         if checksum(data) != found.note["lines"]["sha256"]:
             raise Damaged(f"'rounds.jsonl' in '{folder}' is not as it was written.")
-        return [restore(json.loads(line)) for line in data.splitlines()], data
+        clients = len(read_info(folder)["clients"])
+        lines = [check_line(json.loads(line), n, clients) for n, line in enumerate(data.splitlines(), start=1)]
+        if len(lines) != found.round:
+            raise ValueError("rounds.jsonl has another number of rounds than its checkpoint")
+        return [restore(line) for line in lines], data
 
 
 @contextmanager
@@ -294,7 +320,7 @@ def _reading(folder: Path) -> Iterator[None]:
         yield
     except Refused:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         why = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else type(error).__name__
         raise Damaged(f"The run in '{folder}' cannot be read: {why}.") from error
 

@@ -110,7 +110,7 @@ def _experiment(
     words = {"method": "method", "network": "model", "data": "fed"}
     known = {"method": [*METHODS], "network": [*NETWORKS], "data": [*DATASETS, "folder"]}
     for part, names in known.items():
-        name = _innermost(settings.get(part, {})).get("name")
+        name = _innermost(settings[part]).get("name")
         if given[part] is None and name not in names:
             raise Refused(f"The run's {part} '{name}' is your own; give it again: ft.resume(path, {words[part]}=...).")
     experiment = make({name: value for name, value in settings.items() if given.get(name) is None})

@@ -43,7 +43,7 @@ from fedtailor.model import Model
 from fedtailor.samples import Samples
 from fedtailor.settings import Settings
 from fedtailor.store import ClientStore
-from fedtailor.trees import Params, Tree, flatten, map_leaves, once, take
+from fedtailor.trees import Params, Tree, flatten, map_leaves, once, outline, repeat, take
 from fedtailor.trial import check_fit, effort_of, most_at_once, useful_threads
 from fedtailor.wire import LeakGuard, count_bytes, deliver
 
@@ -327,7 +327,10 @@ class Rounds:
 
     def restore(self, found: "Checkpoint", lines: Sequence[Record]) -> None:
         """Everything as it stood when a checkpoint was written."""
-        self.server = map_leaves(lambda leaf: leaf.to(self.device), found.server()[0])
+        server = found.server()[0]
+        if outline(server) != outline(self.start) or ClientStore(self.start).misfit(repeat(server, 1)) is not None:
+            raise Refused(f"The server in '{found.folder}' is not that of this method and model.")
+        self.server = map_leaves(lambda leaf: leaf.to(self.device), server)
         self.done = found.round
         if isinstance(self.engine, Vectorized):
             self.engine.chunk = found.note["chunk"]
@@ -335,8 +338,13 @@ class Rounds:
             self._count(line["per_client"]["bytes_up"])
         for clients, stacked in found.shards("states"):
             self.states.put(clients, stacked)
+        like = take(self.as_trained([0]), 0)  # what a model is like
         for clients, stacked in found.shards("trained"):
-            self._keep_trained(clients, stacked)
+            self.trained = self.trained or ClientStore(like)
+            self.trained.put(clients, stacked)
+        strangers = [client for store in self.stores.values() for client in store.clients()[-1:]]
+        if any(client >= self.common.num_clients for client in strangers):
+            raise Refused(f"The checkpoint '{found.folder}' has states of clients that are not there.")
 
     def _keep(self, turn: "Turn") -> None:
         """What a round left becomes what is: as it lies in memory when it comes from a file, for bits may depend on
