@@ -252,6 +252,8 @@ def _for_method(name: str, names: list[str], flags: Flags) -> dict[str, Any]:
     settings = flags.over({})
     own = {other: settings.pop(other, {}) for other in names}[name]
     common = settings.pop("method", {})
+    if not isinstance(own, dict):
+        raise Refused(f"--{name} has fields, such as --{name}.lr 0.1, and no value of its own.")
     if not isinstance(common, dict):
         raise Refused("compare takes the methods' names without a flag: fedtailor compare fedavg fedper.")
     known = {field for other in names if other in METHODS for field in field_notes(METHODS[other])}

@@ -2,10 +2,20 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from unicodedata import category
 
 
 class Refused(ValueError):
-    """A request that cannot be served; its text is one sentence that says what to do instead."""
+    """A request that cannot be served; its text is one sentence that says what to do instead.
+
+    It may repeat a name from a file of whoever's hands, so codes that a terminal would obey are spelled out.
+
+    >>> str(Refused(f"There is no field '{chr(27)}[2J'.")) == "There is no field '" + chr(92) + "x1b[2J'."
+    True
+    """
+
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__("".join(c if category(c) not in ("Cc", "Cs") else repr(c)[1:-1] for c in sentence))
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> Refused:

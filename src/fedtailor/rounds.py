@@ -40,6 +40,7 @@ from fedtailor.local import LocalView
 from fedtailor.machine import keep_memory, repeatable
 from fedtailor.method import Exchange, Method, Setup
 from fedtailor.model import Model
+from fedtailor.room import check_method
 from fedtailor.samples import Samples
 from fedtailor.settings import Settings
 from fedtailor.store import ClientStore
@@ -137,6 +138,7 @@ class Rounds:
         serving = model.serving
         check_fit(serving, params, common, fed)
         setup = Setup(model, params, fed.num_clients, sizes.to(device), len(plan), seed)
+        check_method(method, setup)
         server = method.init_server(setup)
         effort = effort_of(serving, params, common)
         most, threads = most_at_once(effort, device), useful_threads(effort)
