@@ -5,6 +5,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def _put(tree: Any, pick: int, value: Any) -> None:
     if pick % 7 == 0:
         del table[key]
     else:
-        table[key] = value
+        table[key] = deepcopy(value)  # which may itself be changed by the next one
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:

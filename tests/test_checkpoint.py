@@ -41,6 +41,7 @@ def go(folder: Path | None, method: ft.Method | None = None, **settings: Any) ->
         "participation": 0.6,
         "dtype": torch.float64,
         "engine": "sequential",
+        "evaluate_every": 2,
     }
     torch.manual_seed(0)
     net = TinyNet().double()

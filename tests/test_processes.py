@@ -56,8 +56,8 @@ def test_two_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
     assert first == second
     checkpoints = [name for name in first if name.startswith("checkpoints/")]
     assert sorted({Path(name).parent.name for name in checkpoints}) == ["000002", "000003"]
-    # experiment, run, start, rounds, lock, and two moments of four clients
-    assert len(first) == 5 + 2 * 4 + len(checkpoints)
+    # experiment, run, start, rounds, lock, the models' sums, and two moments of four clients
+    assert len(first) == 6 + 2 * 4 + len(checkpoints)
 
 
 def test_the_core_runs_with_torch_and_numpy_alone() -> None:
