@@ -9,6 +9,9 @@ run: $(VENV)/installed
 	$(BIN)/fedtailor compare local fedavg fedper fedapa fedapm fedlag selffl --data digits --data.clients 20 \
 		--data.alpha 0.1 --rounds 20 --batch-size 16 --seeds 0,1,2
 
+# a thread each: pytest uses every core already
+test test-slow: export OMP_NUM_THREADS = 1
+
 test: $(VENV)/installed-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
