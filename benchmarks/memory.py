@@ -2,8 +2,8 @@
 
 python benchmarks/memory.py [--rounds 2000]
 
-20 clients, Dir(0.1), an MLP, everyone evaluated every round; in memory, and in a folder with checkpoints. Every run is a
-process of its own with one thread. What grows is the record, a packed line a round. Writes results/memory.json.
+20 clients, Dir(0.1), an MLP, everyone evaluated every round; in memory, and in a folder with checkpoints. Every run is
+a process of its own with one thread. What grows is the record, a packed line a round. Writes results/memory.json.
 """
 
 import argparse
