@@ -1,6 +1,7 @@
 """Input from hostile hands: valid files with damaged bytes, valid settings with odd values."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from datetime import date
 from math import inf, nan
 from typing import Any
@@ -88,5 +89,5 @@ def odd_settings(names: Mapping[str, Sequence[str]]) -> SearchStrategy[dict[str,
         known = names[method]
         return laid([("method.name", method), *((known[pick % len(known)], value) for pick, value in picks)])
 
-    picks = st.lists(st.tuples(st.integers(0, 999), st.sampled_from(ODD)), min_size=1, max_size=5)
+    picks = st.lists(st.tuples(st.integers(0, 999), st.sampled_from(ODD).map(deepcopy)), min_size=1, max_size=5)
     return st.builds(lay, st.sampled_from(list(names)), picks)
