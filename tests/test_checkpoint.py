@@ -438,6 +438,11 @@ def test_a_folder_of_another_version_is_refused_in_words(tmp_path: Path) -> None
     assert "by FedTailor an earlier version" in refusal(lambda: ft.open(tmp_path))
 
 
+def test_what_could_not_be_read_again_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtailor.record.LARGEST", 1000)
+    assert "too long to be kept" in refusal(lambda: go(tmp_path, schedule=[[0, 1]] * 400, rounds=None))
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "cannot be written: Not a directory" in refusal(lambda: go(tmp_path / "file" / "run"))

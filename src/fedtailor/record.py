@@ -36,7 +36,7 @@ from fedtailor.run import FORMAT, MOMENTS, Run, arrays_file, go_on_with
 from fedtailor.store import ClientStore
 from fedtailor.toml import to_toml
 from fedtailor.trees import Params, Tree
-from fedtailor.untrusted import read_toml
+from fedtailor.untrusted import LARGEST, read_toml
 
 _COST = 20  # a checkpoint is due when this many times as long has passed as the last one took
 _MODELS = "models.json"  # names and sums of everyone's models
@@ -59,11 +59,14 @@ class RunWriter:
 
     def begin(self, run: Run, start: Params) -> None:
         """What is known before round 1. The experiment comes last: a folder that has it holds a run."""
+        experiment = to_toml(run.experiment).encode()
+        if len(experiment) > LARGEST:  # else it could be written, but not read
+            raise Refused("The schedule or the trace is too long to be kept with the run; run it without a folder.")
         with _writing(f"The folder '{self._folder}' cannot be written"):
             write(self._folder / "run.json", (json.dumps(run.info, indent=1) + "\n").encode())
             write(self._folder / "start.safetensors", pack(start))
             write(self._folder / "rounds.jsonl", b"")
-            write(self._folder / "experiment.toml", to_toml(run.experiment).encode())
+            write(self._folder / "experiment.toml", experiment)
 
     def add(self, record: Record) -> Record:
         """Append a round; its large arrays go to a file, and the record that is returned names that."""

@@ -11,7 +11,7 @@ from unicodedata import category
 
 from fedtailor.errors import Refused
 
-_LARGEST = 2**24  # bytes of a file of settings: a schedule of 2,000 rounds of 1,000 clients takes ten million
+LARGEST = 2**24  # bytes of a file of settings: a schedule of 2,000 rounds of 1,000 clients takes ten million
 _DEEPEST = 32  # tables and lists within each other, and dots in a name; settings have three or four
 _LONGEST = 4096  # letters of a text: the longest path there can be
 _DIGITS = 18  # of a whole number: all that 64 bits hold
@@ -25,7 +25,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     Traceback (most recent call last):
     fedtailor.errors.Refused: The experiment 'nowhere.toml' cannot be read: No such file or directory.
     """
-    text = read_text(path, what, _LARGEST)
+    text = read_text(path, what, LARGEST)
     for number, line in enumerate(text.split("\n"), start=1):
         # the time that tomllib takes grows with the square of a name's dots
         if _DECIMALS.sub("", line).count(".") > _DEEPEST and not line.lstrip().startswith("#"):
