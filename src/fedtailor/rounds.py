@@ -5,7 +5,7 @@ send → train → receive → evaluate
 
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,17 +25,14 @@ from fedtailor.errors import Refused
 from fedtailor.evaluation import Evaluator
 from fedtailor.faults import (
     Failure,
-    Kinds,
     check_finite,
     check_share,
-    difference,
     find_failures,
-    kinds_of,
     not_finite,
     unlike_sent,
 )
 from fedtailor.federation import Federation
-from fedtailor.lines import Record, Values, by_client, extend, join, plain
+from fedtailor.lines import Record, by_client, extend, join, plain
 from fedtailor.local import LocalView
 from fedtailor.machine import keep_memory, repeatable
 from fedtailor.method import Exchange, Method, Setup
@@ -46,32 +43,11 @@ from fedtailor.settings import Settings
 from fedtailor.store import ClientStore
 from fedtailor.trees import Params, Tree, flatten, map_leaves, once, outline, repeat, take
 from fedtailor.trial import check_fit, effort_of, most_at_once, useful_threads
+from fedtailor.turn import Turn, left, without
 from fedtailor.wire import LeakGuard, count_bytes, deliver
 
 if TYPE_CHECKING:
     from fedtailor.checkpoint import Checkpoint
-
-
-@dataclass(eq=False)
-class Turn:
-    """What a round leaves, while it goes on."""
-
-    server: Tree
-    clients: list[int] = field(default_factory=list)  # whose uploads arrived
-    failures: dict[int, Failure] = field(default_factory=dict)
-    kept: list[Tree] = field(default_factory=list)  # by cohort: the clients' states and models, stacked
-    down: dict[int, int] = field(default_factory=dict)  # bytes
-    up: dict[int, int] = field(default_factory=dict)
-    monitor: Tree = field(default_factory=dict)
-    notes: dict[str, Values] = field(default_factory=dict)
-    watching: float = 0.0  # seconds
-    kinds: Kinds | None = None  # of the uploads so far
-
-    def misfit(self, upload: Tree) -> str | None:
-        """How an upload differs from those of the cohorts before it, which were of clients one by one."""
-        own = kinds_of({"upload": upload})
-        self.kinds = self.kinds or own
-        return None if own == self.kinds else difference(own, self.kinds)
 
 
 @dataclass(eq=False)  # the one thing that changes: server, states and trained are replaced round by round
@@ -245,11 +221,11 @@ class Rounds:
             "per_client": join({"bytes_up": turn.up, "bytes_down": turn.down}, turn.notes),
         }
 
-    def _take(self, turn: "Turn", number: int, cohort: list[int], missed: Mapping[int, str]) -> None:
+    def _take(self, turn: Turn, number: int, cohort: list[int], missed: Mapping[int, str]) -> None:
         """Send to these clients, let them train, receive what arrives."""
         sent = deliver(self.method.send(turn.server, cohort, number))
         turn.down |= zip(cohort, count_bytes(sent, len(cohort)), strict=True)
-        cohort, sent = _left(missed, cohort), _without(missed, cohort, sent)
+        cohort, sent = left(missed, cohort), without(missed, cohort, sent)
         if not cohort:
             return
         cohort, sent, result = self._work(turn, number, cohort, sent)
@@ -272,7 +248,7 @@ class Rounds:
         turn.monitor |= seen
         turn.watching += time.perf_counter() - pause  # watching is not training
 
-    def _work(self, turn: "Turn", number: int, clients: list[int], sent: Tree) -> tuple[list[int], Tree, Tree]:
+    def _work(self, turn: Turn, number: int, clients: list[int], sent: Tree) -> tuple[list[int], Tree, Tree]:
         """Those who do not fail, what they were sent, and what they made of it, stacked."""
         try:
             result = self._trained_by(self.engine, number, clients, sent)
@@ -283,7 +259,7 @@ class Rounds:
             if not failures:
                 raise  # the engine's own
             turn.failures |= failures
-            clients, sent = _left(failures, clients), _without(failures, clients, sent)
+            clients, sent = left(failures, clients), without(failures, clients, sent)
             if not clients:
                 return [], sent, {}
             result = self._trained_by(self.engine, number, clients, sent)
@@ -293,7 +269,7 @@ class Rounds:
             return [], sent, {}
         spoilt = not_finite(clients, {part: deliver(result[part]) for part in ("upload", "state", "trained")})
         turn.failures |= spoilt
-        return _left(spoilt, clients), _without(spoilt, clients, sent), _without(spoilt, clients, result)
+        return left(spoilt, clients), without(spoilt, clients, sent), without(spoilt, clients, result)
 
     def _failures(self, number: int, clients: list[int], sent: Tree) -> dict[int, Failure]:
         """Who of these fails when every one works alone."""
@@ -348,7 +324,7 @@ class Rounds:
         if any(client >= self.common.num_clients for client in strangers):
             raise Refused(f"The checkpoint '{found.folder}' has states of clients that are not there.")
 
-    def _keep(self, turn: "Turn") -> None:
+    def _keep(self, turn: Turn) -> None:
         """What a round left becomes what is: as it lies in memory when it comes from a file, for bits may depend on
         that."""
         self.server = map_leaves(torch.Tensor.contiguous, turn.server)
@@ -438,14 +414,3 @@ def _hold_out(fed: Federation, share: float, seed: int, device: torch.device) ->
     cuts = [hold_out(targets, own.numpy(), share, (seed, client)) for client, own in enumerate(fed.train)]
     train, held = (Samples([torch.from_numpy(cut[side]) for cut in cuts], device) for side in (0, 1))
     return train, held
-
-
-def _left(some: Container[int], clients: Sequence[int]) -> list[int]:
-    """The clients that are not among these."""
-    return [client for client in clients if client not in some]
-
-
-def _without(some: Container[int], clients: Sequence[int], stacked: Tree) -> Tree:
-    """The stacked trees of clients that are not among these."""
-    left = [position for position, client in enumerate(clients) if client not in some]
-    return stacked if len(left) == len(clients) else rows_of(stacked, left)
