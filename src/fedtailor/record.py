@@ -191,7 +191,7 @@ def open_run(path: str | Path) -> Run:
     if found is None or complaints or found.round != experiment.get("rounds"):
         why = complaints[0] if complaints else f"The run in '{folder}' has lost its last checkpoint."
         raise Damaged(f"{why.rstrip('.')}; mend the run, {go_on_with(folder)}.")
-    records, _ = read_records(folder, found)
+    records = read_records(folder, found)
     if found.note.get("continued"):
         info["continued"] = found.note["continued"]
     with _reading(folder):
@@ -202,15 +202,19 @@ def open_run(path: str | Path) -> Run:
         Lines(records),
         server=server,
         get_client=found.one,
-        get_personal=lambda client, moment: unpack_flat(_model(folder, _model_file(client, moment))),
+        get_personal=lambda client, moment: _read_model(folder, _model_file(client, moment)),
         folder=folder,
     )
 
 
 def check_models(folder: Path) -> None:
     """Refuse a finished run with a model that is not as it was written."""
-    for name in _models(folder):
-        _model(folder, name)
+    for name, seal in _models(folder).items():
+        _model(folder, name, seal)
+
+
+def _read_model(folder: Path, name: str) -> Params:
+    return unpack_flat(_model(folder, name, _models(folder).get(name)))
 
 
 def _model_file(client: int, moment: str) -> str:
@@ -223,10 +227,10 @@ def _models(folder: Path) -> dict[str, str]:
         return dict(json.loads(_read_text(folder / "personal" / _MODELS)))
 
 
-def _model(folder: Path, name: str) -> bytes:
+def _model(folder: Path, name: str, seal: str | None) -> bytes:
     with _reading(folder):
         data = _read_bytes(folder / "personal" / Path(name).parent.name / Path(name).name)
-    if checksum(data) != _models(folder).get(name):
+    if checksum(data) != seal:
         raise Damaged(f"'personal/{name}' in '{folder}' is not as it was written; mend the run, {go_on_with(folder)}.")
     return data
 
@@ -301,10 +305,8 @@ def latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return checkpoint.latest(folder, check)
 
 
-def read_records(folder: Path, found: Checkpoint | None) -> tuple[list[Record], bytes]:
-    """The record up to a checkpoint, and the bytes it stands in."""
-    if found is None:
-        return [], b""
+def read_records(folder: Path, found: Checkpoint) -> list[Record]:
+    """The record up to a checkpoint."""
     with _reading(folder):
         data = _read_bytes(folder / "rounds.jsonl")[: found.note["lines"]["bytes"]]
         if checksum(data) != found.note["lines"]["sha256"]:
@@ -313,7 +315,7 @@ def read_records(folder: Path, found: Checkpoint | None) -> tuple[list[Record], 
         lines = [check_line(json.loads(line), n, clients) for n, line in enumerate(data.splitlines(), start=1)]
         if len(lines) != found.round:
             raise ValueError("rounds.jsonl has another number of rounds than its checkpoint")
-        return [restore(line) for line in lines], data
+        return [restore(line) for line in lines]
 
 
 @contextmanager

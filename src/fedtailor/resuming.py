@@ -85,7 +85,7 @@ def resume(
         if found is None:
             writer.begin(run, start)
         else:
-            run.records = read_records(folder, found)[0]
+            run.records = read_records(folder, found)
             run.info = info | _elsewhere(info, found)
             loop.restore(found, run.records)
             writer.go_on(found)
