@@ -18,6 +18,7 @@ test: $(VENV)/installed-all
 	$(BIN)/mypy
 	$(BIN)/pytest -n auto --dist worksteal
 
+# tests in a browser leave pictures of what they saw in artefacts/, or in $$FEDTAILOR_ARTEFACTS
 test-slow: $(VENV)/installed-all
 	$(BIN)/pytest -m slow -n auto --dist worksteal
 
@@ -26,9 +27,11 @@ bench: $(VENV)/installed-all
 	$(BIN)/python benchmarks/population.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/server.py
+	$(BIN)/python benchmarks/federation.py
 
 pictures: $(VENV)/installed-all
 	$(BIN)/python docs/pictures.py
+	$(BIN)/python docs/screens.py
 	$(BIN)/python -m fedtailor.catalogue > docs/methods/index.md
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -41,4 +44,4 @@ $(VENV)/installed-all: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) artefacts

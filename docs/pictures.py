@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import fedtailor as ft
-from fedtailor import cli
+from fedtailor import cli, screen
 
 COMMAND = (
     "fedtailor compare local fedavg fedper fedapa fedapm fedlag selffl --data digits --data.clients 20 "
@@ -69,7 +69,9 @@ def over_rounds(axis: Any, label: str) -> None:
 
 def comparison(path: Path) -> None:
     """What `make run` prints."""
-    cli.out = console = Console(record=True, width=80, force_terminal=True)
+    console = Console(record=True, width=80, force_terminal=True)
+    for module in (cli, screen):  # both know it by that name
+        vars(module)["out"] = console
     console.print(f"$ {COMMAND}", highlight=False)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         sys.argv = COMMAND.split()

@@ -13,10 +13,15 @@ from torch import Tensor, nn
 import fedtailor as ft
 from fedtailor.batch import Common
 from fedtailor.engines.vectorized import Vectorized
+from fedtailor.methods import METHODS
 from fedtailor.samples import Samples
 from fedtailor.trees import Tree
 
 torch.set_num_threads(1)
+SOME = ("fedavg", "scaffold", "fedapm", "fedlag", "fedapa", "pfedhn", "fedproto", "selffl")  # of every kind
+SOME_FAST = [
+    name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in METHODS
+]  # the others slow
 SIZES = (9, 4, 7, 1)  # training samples of the clients: uneven, one with a single sample
 
 

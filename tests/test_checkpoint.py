@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import fedtailor as ft
-from conftest import Loud, TinyNet, alike, models, refusal, same, tiny_federation, wait_until
+from conftest import SOME, Loud, TinyNet, alike, models, refusal, same, tiny_federation, wait_until
 from fedtailor import checkpoint, files
 from fedtailor.checkpoint import latest
 from fedtailor.lines import Record
@@ -87,7 +87,10 @@ FOUR = ["fedapa", "fedapm", "fedlag", "selffl"]
 
 @pytest.mark.parametrize(
     ("name", "engine"),
-    [*((name, "vectorized") for name in METHODS), *((name, way) for name in FOUR for way in ("sequential", "pool"))],
+    [
+        *(pytest.param(name, "vectorized", marks=() if name in SOME else pytest.mark.slow) for name in METHODS),
+        *((name, way) for name in FOUR for way in ("sequential", "pool")),
+    ],
 )
 def test_a_stopped_run_ends_with_the_same_bits(name: str, engine: str, tmp_path: Path) -> None:
     method = METHODS[name]()
@@ -302,9 +305,13 @@ def disk_full() -> BaseException:
     return OSError(28, os.strerror(28))
 
 
+TRIED = pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 9])  # file operations
+
+
+@TRIED
 @pytest.mark.parametrize("error", [Killed, disk_full], ids=["killed", "disk full"])
 def test_a_fault_at_any_file_operation_loses_nothing(
-    error: Callable[[], BaseException], faulty: Faulty, tmp_path: Path
+    error: Callable[[], BaseException], every: int, faulty: Faulty, tmp_path: Path
 ) -> None:
     """From the first to the last thing that a whole run does to files."""
     settings: Kept = {"checkpoint_every": 1, "rounds": 3}
@@ -313,7 +320,7 @@ def test_a_fault_at_any_file_operation_loses_nothing(
         go(tmp_path / "counted", **settings)
     steps = faulty.count
     assert steps > 60  # else the hook is deaf
-    for fatal in range(1, steps + 1):
+    for fatal in range(1, steps + 1, every):
         folder = tmp_path / f"{fatal:03d}"
         with faulty.at(folder, fatal, error), pytest.raises((Killed, ft.Refused)) as caught:
             go(folder, **settings)
@@ -324,11 +331,12 @@ def test_a_fault_at_any_file_operation_loses_nothing(
         shutil.rmtree(folder)
 
 
-def test_a_fault_while_it_goes_on_loses_nothing_either(faulty: Faulty, tmp_path: Path) -> None:
+@TRIED
+def test_a_fault_while_it_goes_on_loses_nothing_either(every: int, faulty: Faulty, tmp_path: Path) -> None:
     whole, begun = go(tmp_path / "whole"), stopped(tmp_path / "begun", after=2)
-    fatal, done = 0, False
+    fatal, done = 1 - every, False
     while not done:
-        fatal += 1
+        fatal += every
         folder = shutil.copytree(begun, tmp_path / f"{fatal:03d}")
         with faulty.at(folder, fatal):
             try:

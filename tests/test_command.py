@@ -86,7 +86,7 @@ def test_a_stopped_comparison_goes_on_with_the_same_command(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("hears_interrupts")  # and so do processes that are begun here
-@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("presses", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(presses: int, tmp_path: Path) -> None:
     words = ["--method", "fedper", "--rounds", "100000", "--data.clients", "4", "--checkpoint-every", "1"]
     command = [sys.executable, "-m", "fedtailor.cli", "run", *words]

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 import fedtailor as ft
-from conftest import apply_mapped, same, tiny_federation
+from conftest import SOME_FAST, apply_mapped, same, tiny_federation
 from fedtailor.methods import METHODS
 from fedtailor.rounds import Rounds
 from fedtailor.settings import Settings
 from fedtailor.trees import Tree, flatten, take
 
 EVERY = pytest.mark.parametrize("name", METHODS)
+LONG = pytest.mark.parametrize("name", SOME_FAST)
 GENTLE: dict[str, dict[str, Any]] = {  # fields with which a method trains gently, where that is not its lr alone
     "fedapm": {"lr": 0.02, "alpha": "one"},
     "lag": {"inner": ft.methods.FedAvg(lr=0.02)},
@@ -158,7 +159,7 @@ def test_is_neither_training_alone_nor_averaging(name: str, net: nn.Module) -> N
         assert not all(same(a, b, tolerance=1e-6) for a, b in zip(mine, other, strict=True))
 
 
-@EVERY
+@LONG
 @pytest.mark.parametrize("clients", [5, 1])
 def test_is_better_than_doing_nothing(name: str, clients: int) -> None:
     """The training loss after some rounds is below where it began; also of one client alone."""
@@ -190,7 +191,7 @@ def test_no_extrapolation_makes_a_running_variance_negative(method: ft.Method) -
         assert all(float(leaf.min()) >= 0 for name, leaf in tree.items() if name.endswith("running_var"))
 
 
-@EVERY
+@LONG
 def test_batch_normalisation_keeps_real_statistics(name: str) -> None:
     """A personal model serves with statistics of real data: it is right more often than by chance."""
     fed = ft.load("digits", clients=3, partition="iid", seed=1)

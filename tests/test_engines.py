@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import TinyNet, refusal, tiny_federation
+from conftest import SOME, TinyNet, refusal, tiny_federation
 from fedtailor.engines import ENGINES, Way
 from fedtailor.engines.capture import Replay
 from fedtailor.engines.vectorized import cut
@@ -31,6 +31,17 @@ EVERY: list[ft.Method] = [
     LAG(inner=Scaffold()),
     FedAPA(share="all", variant="code"),
     SelfFL(warmup=0, augmented=True, minimum_steps=5),
+]
+ON_OTHERS = [
+    pytest.param(
+        method,
+        engine,
+        device,
+        id=f"{name_of(describe(method))}-{engine}-{device}",
+        marks=() if name_of(describe(method)) in SOME else pytest.mark.slow,
+    )
+    for method in EVERY
+    for engine, device in OTHERS
 ]
 
 
@@ -107,8 +118,7 @@ def fresh(kind: Callable[[], nn.Module]) -> nn.Module:
     return kind().double()
 
 
-@pytest.mark.parametrize(("engine", "device"), OTHERS)
-@pytest.mark.parametrize("method", EVERY, ids=lambda method: name_of(describe(method)))
+@pytest.mark.parametrize(("method", "engine", "device"), ON_OTHERS)
 def test_every_method_is_the_same_on_every_engine(method: ft.Method, engine: str, device: str) -> None:
     fed, net = tiny_federation(SIZES), fresh(TinyNet)
     for dtype, close in ((torch.float64, 1e-9), (torch.float32, 1e-4)):

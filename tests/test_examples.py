@@ -51,10 +51,13 @@ def test_a_methods_page_names_every_field_and_nothing_else(page: str, methods: l
         assert (ROOT / "docs" / "methods" / target).is_file(), target
 
 
-PAGES = ["README", "CONTRIBUTING", *(f"docs/{page}" for page in ("engines", "methods/selffl", "runs", "channel"))]
+GUIDES = ("engines", "methods/selffl", "runs", "channel", "deploy", "models", "report", "trackers")
+PAGES = ["README", "CONTRIBUTING", *(f"docs/{page}" for page in GUIDES)]
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/heterogeneity"])
+@pytest.mark.parametrize(
+    "page", [p if p in PAGES[:2] else pytest.param(p, marks=pytest.mark.slow) for p in (*PAGES, "docs/heterogeneity")]
+)
 def test_python_blocks_of_the_pages_run(page: str, tmp_path: Path) -> None:
     blocks = re.findall(r"^ *```python\n(.*?)```", (ROOT / f"{page}.md").read_text(), re.DOTALL | re.MULTILINE)
     assert blocks

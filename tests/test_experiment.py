@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
+from conftest import SOME_FAST
 from fedtailor.experiment import Experiment, field_notes, from_toml, make
 from fedtailor.flags import read_flags
 from fedtailor.methods import METHODS
@@ -93,6 +94,9 @@ def test_flags_that_say_nothing_are_refused() -> None:
         read_flags(["--rounds"])
     with pytest.raises(ft.Refused, match="--rounds needs a value"):
         read_flags(["--rounds", "--seed", "1"])
+    for word in ("--", "--=3"):
+        with pytest.raises(ft.Refused, match="name follows its two dashes"):
+            read_flags([word])
     with pytest.raises(ft.Refused, match="is not TOML"):
         from_toml(Path(__file__))
 
@@ -127,7 +131,7 @@ def test_a_method_around_a_method_has_flags_of_its_own() -> None:
         ({"name": "lag", "inner": {"mu": 1}}, "The method.inner has fields but no name"),
         ({"name": "lag", "inner": {"name": "fedprox", "mu": "much"}}, "method.inner.mu cannot be 'much'"),
         ({"name": "lag", "inner": 3}, "method.inner must be a name or a table with a name"),
-        ({"name": "selffl", "clusters": 3}, "method.clusters cannot be 3"),
+        ({"name": "selffl", "clusters": "all"}, "method.clusters cannot be 'all'"),
         ({"name": "fedapm", "split": 3}, "method.split cannot be 3"),
     ],
 )
@@ -144,10 +148,14 @@ ODD: dict[str, ft.Method] = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SOME_FAST)
 def test_every_method_comes_back_from_its_folder(name: str, tmp_path: Path) -> None:
     """The TOML of a run names all that its method was told."""
     settings: dict[str, Any] = {"rounds": 1, "evaluate": 1, "data": {"clients": 4, "alpha": 1.0}}
     experiment = replace(make(settings), method=ODD.get(name, METHODS[name]()))
     experiment.run(folder=tmp_path / "run")
     assert make(from_toml(tmp_path / "run" / "experiment.toml")).method == experiment.method
+
+
+def test_a_list_of_one_is_written_as_its_value() -> None:
+    assert make({"network": {"name": "mlp", "hidden": 16}}).network == NETWORKS["mlp"](hidden=(16,))  # type: ignore[call-arg]

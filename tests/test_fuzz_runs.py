@@ -46,7 +46,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resuming.log, "disabled", True)
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", ["open", pytest.param("resume", marks=pytest.mark.slow)])
 def test_a_hostile_run_is_served_or_refused(name: str, tmp_path: Path) -> None:
     fuzz(READERS[name], 1, tmp_path, derandomize=True)
 

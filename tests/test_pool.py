@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import refusal, tiny_federation
+from conftest import SOME_FAST, refusal, tiny_federation
 from fedtailor.engines import pool
 from fedtailor.engines.forking import Tickets
 from fedtailor.engines.pool import Pool
@@ -88,7 +88,7 @@ class Unsteady(nn.Module):
 
 
 @pytest.mark.parametrize("schedule", [[EVERYONE] * 3, [[0, 3], [1, 2, 3], [3]]], ids=["full", "partial"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SOME_FAST)
 def test_every_method_ends_with_the_same_bits(name: str, schedule: list[list[int]], net: nn.Module) -> None:
     ends = [outcome(start(METHODS[name](), net, workers), schedule) for workers in (None, 2)]
     assert identical(*ends)

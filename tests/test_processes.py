@@ -47,7 +47,7 @@ def bits(folder: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["ditto", "scaffold"])
+@pytest.mark.parametrize("name", ["ditto", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_two_processes_give_the_same_bits(name: str, tmp_path: Path) -> None:
     for number, hashing in enumerate(("0", "1")):
         environment = os.environ | {"PYTHONHASHSEED": hashing}

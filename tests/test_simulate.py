@@ -186,6 +186,15 @@ def test_at_the_end_everyone_counts_as_it_last_trained(net: nn.Module) -> None:
     assert run.scores("trained") == {client: accuracy(twin, run.personal(client), client) for client in range(4)}
 
 
+def test_at_the_end_everyone_is_judged_on_validation_data(net: nn.Module) -> None:
+    """As in a run whose every round is evaluated, where each client was judged when it trained."""
+    schedule = [[0], [1], [2], [3], [0]]
+    ends, always = (go(net, schedule=schedule, evaluate_every=every, validation=0.5) for every in (5, 1))
+    found = [line["per_client"].get("validation_trained", {}) for line in always.records]
+    judged = {client: value for values in found for client, value in values.items()}
+    assert ends.records[-1]["last_trained"]["validation"] == judged and judged.keys() > {0}
+
+
 def test_participation_draws_the_share_that_was_asked_for() -> None:
     assert all(len(clients) == 3 for clients in make_schedule(10, 50, 0.3))
     counts = {len(clients) for clients in make_schedule(10, 200, (0.6, 1.0))}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedtailor as ft
-from conftest import alike, models, refusal, same, tiny_federation
+from conftest import SOME_FAST, alike, models, refusal, same, tiny_federation
 from fedtailor.experiment import make
 from fedtailor.flags import read_flags
 from fedtailor.methods import METHODS
@@ -200,7 +200,7 @@ def test_who_misses_a_round_keeps_its_state_to_the_bit(net: nn.Module) -> None:
     assert not any(same(before.client(client), after.client(client)) for client in here)
 
 
-@EVERY
+@pytest.mark.parametrize("name", SOME_FAST)
 def test_the_server_gets_what_it_would_if_only_the_others_had_been_asked(name: str, net: nn.Module) -> None:
     if name == "fedphp":
         pytest.skip("its clients reckon with the share that is asked, which is another here")

@@ -43,6 +43,7 @@ __all__ = [
     "Setup",
     "Unreliable",
     "load",
+    "load_personal",
     "methods",
     "network",
     "open",
@@ -58,6 +59,22 @@ def open(path: str | Path) -> Run:
     from fedtailor.record import open_run  # needs safetensors, which training does not
 
     return open_run(path)
+
+
+def load_personal(
+    path: str | Path,
+    client: int | None = None,
+    moment: str = "trained",
+    *,
+    method: Method | None = None,
+    model: Model | Module | None = None,
+    fed: Federation | None = None,
+) -> Module:
+    """A client's own model as a module in evaluation mode, from a run's folder, a real client's or an exported file;
+    see `fedtailor.personal.module`."""
+    from fedtailor.personal.module import load_personal  # needs safetensors and pydantic, which training does not
+
+    return load_personal(path, client, moment, method=method, model=model, fed=fed)
 
 
 def resume(

@@ -1,4 +1,4 @@
-"""What there is to say of every method, made from the registry: whose it is, what crosses, what stays."""
+"""What there is to say of every method, made from the registry: whose it is, what crosses, what stays, how to join."""
 
 import re
 import sys
@@ -15,11 +15,12 @@ _CITATION = re.compile(
 _INTRODUCTION = """# All methods
 
 Made from the registry: `python -m fedtailor.catalogue > docs/methods/index.md`. *down* and *up* are what crosses to a
-client and from it in a round, *stays* is what it keeps from round to round. `fedtailor list methods NAME` shows a
+client and from it in a round, *stays* is what it keeps from round to round. *newcomer gets* is what a client that joins
+late is sent and begins with; the start is everyone's model before round 1. `fedtailor list methods NAME` shows a
 method's fields and what was decided where its paper is silent.
 
-| method | paper | venue | year | down | up | stays | personal |
-|---|---|---|---|---|---|---|---|
+| method | paper | venue | year | down | up | stays | newcomer gets | personal |
+|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -35,6 +36,7 @@ class Entry:
     down: str  # what crosses to a client in a round
     up: str  # what crosses from it
     keeps: str  # what stays with it
+    newcomer: str  # what a client that joins late gets and begins with
     personal: bool
 
     @property
@@ -49,9 +51,8 @@ def entry_of(method: type[Method], family: str) -> Entry:
     text = " ".join((method.__doc__ or "").split("\n\n")[0].split())
     found = _CITATION.match(text)
     cited = found.groupdict("") if found else {"authors": "", "title": text, "venue": "", "year": ""}
-    return Entry(
-        family=family, **cited, down=method.down, up=method.up, keeps=method.keeps, personal=method.personal
-    )  # fmt: skip
+    told = {name: getattr(method, name) for name in ("down", "up", "keeps", "newcomer")}
+    return Entry(family=family, **cited, **told, personal=method.personal)
 
 
 def as_markdown() -> str:
@@ -60,11 +61,11 @@ def as_markdown() -> str:
     for name, entry in catalogue().items():
         if entry.family != family:
             family = entry.family
-            rows.append([f"**{family}**", *[""] * 7])
+            rows.append([f"**{family}**", *[""] * 8])
         page = Path("docs/methods") / f"{name}.md"
         shown, paper = f"[{name}]({page.name})" if page.is_file() else name, f"{entry.authors}: {entry.title}"
-        told = [entry.venue, entry.year, entry.down, entry.up, entry.keeps, "yes" if entry.personal else "no"]
-        rows.append([shown, paper.removeprefix(": "), *told])
+        told = [entry.venue, entry.year, entry.down, entry.up, entry.keeps, entry.newcomer]
+        rows.append([shown, paper.removeprefix(": "), *told, "yes" if entry.personal else "no"])
     return _INTRODUCTION + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtailor.coding import Form, beside, code, is_coded, read
+from fedtailor.coding import Form, beside, code, is_coded, is_readable, read
 from fedtailor.errors import Refused
 from fedtailor.method import Method
-from fedtailor.privacy import epsilon, gaussian, require_accountant
+from fedtailor.privacy import Seed, epsilon, gaussian, require_accountant
 from fedtailor.trees import Rows, Tree, leaves
 from fedtailor.wire import deliver
 
@@ -78,7 +78,7 @@ class Channel:
                 f"another use of them; {what}."
             )
 
-    def encode(self, uploads: Tree, sent: Tree, clients: Sequence[int], round: int, seed: int) -> Tree:
+    def encode(self, uploads: Tree, sent: Tree, clients: Sequence[int], round: int, seed: Seed) -> Tree:
         """What crosses, stacked, for clients that were sent this: its bytes are what is counted."""
         if self.plain:
             return uploads
@@ -91,7 +91,21 @@ class Channel:
             _check_can_be_thinned(uploads, sent)
         return _visit(self._code, changes, sent)
 
-    def decode(self, encoded: Tree, sent: Tree, clients: Sequence[int], round: int, seed: int) -> Tree:
+    def misfit(self, encoded: Tree, sent: Tree) -> str | None:
+        """Where uploads of the right names and shapes are still nothing that `encode` writes, as somebody else's may
+        be."""
+        found: list[str] = []
+
+        def look(path: str, node: Any, own: Any) -> Any:
+            before = _numbers(own)
+            if is_coded(node) and not is_readable(node, 0 if before is None else before[0].numel()):
+                found.append(path)
+            return node
+
+        _visit(look, encoded, sent)
+        return found[0] if found else None
+
+    def decode(self, encoded: Tree, sent: Tree, clients: Sequence[int], round: int, seed: Seed) -> Tree:
         """The uploads as the server reads them."""
         if self.plain:
             return encoded
@@ -207,7 +221,7 @@ def _norms(changes: Tree) -> Tensor | None:
     return torch.linalg.vector_norm(torch.stack(norms), dim=0) if norms else None
 
 
-def _add_noise(changes: Tree, deviation: float, clients: Sequence[int], round: int, seed: int) -> Tree:
+def _add_noise(changes: Tree, deviation: float, clients: Sequence[int], round: int, seed: Seed) -> Tree:
     def add(path: str, leaf: Tensor, _: Any) -> Tensor:
         return leaf + deviation * gaussian(leaf, clients, path, round, seed)
 

@@ -1,16 +1,14 @@
-"""The command: run, compare, resume, show, list, data. It reads flags, asks the library, and prints."""
+"""The command: run, compare, sweep, resume, show, list, data. It reads flags, asks the library, and prints."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedtailor import resuming
 from fedtailor.catalogue import catalogue
@@ -18,22 +16,27 @@ from fedtailor.channel import Channel
 from fedtailor.data.datasets import DATASETS, Data
 from fedtailor.errors import Refused, unknown
 from fedtailor.experiment import Experiment, field_notes, from_toml, make
-from fedtailor.federation import Federation
 from fedtailor.flags import Flags, read_flags
-from fedtailor.interrupt import Interrupted
-from fedtailor.lines import Record
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.record import check_same, free_folder, holds_run, is_finished, open_run, read_settings
-from fedtailor.run import Run, go_on_with, name_of
+from fedtailor.run import Run, name_of
+from fedtailor.screen import bars, carry_out, err, going_on, hint, out, say, say_failures, watched
+from fedtailor.see import commands as seeing
 from fedtailor.simulate import describe
+from fedtailor.sweeps.commands import show_sweep, try_out
+from fedtailor.sweeps.sweep import read_plan
+from fedtailor.sweeps.tuning import outcome
 from fedtailor.table import comparison, listing, methods_table, other_metrics, run_table, verdict
 from fedtailor.unreliable import Unreliable
 
-app = typer.Typer(help="Personalised federated learning.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Personalised federated learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,  # they hold data
+)
 _FREE = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
-_MOST_BARS = 12  # finished runs on the screen: the one that runs must stay in sight
-out, err = Console(), Console(stderr=True)
 
 
 def _flag_help() -> str:
@@ -56,12 +59,11 @@ def run(ctx: typer.Context) -> None:
     if len(flags.words) > 1:
         raise Refused(f"One experiment file at a time, not {len(flags.words)}.")
     experiment = make(flags.over(from_toml(Path(flags.words[0])) if flags.words else {}))
-    fed = experiment.load()
-    with _progress() as progress:
+    with bars() as progress:
         label = f"{_label(experiment)}-{experiment.data.name}"
-        finished = _run(experiment, fed, free_folder(folder, label), label, progress)
+        finished = carry_out(experiment, experiment.load, free_folder(folder, label), label, progress)
     out.print(run_table(finished))
-    _say(f"The run lies in {finished.folder}")
+    say(f"The run lies in {finished.folder}")
 
 
 @app.command(context_settings=_FREE, epilog=_flag_help())
@@ -84,36 +86,46 @@ def compare(ctx: typer.Context) -> None:
     feds = {seed: replace(alone, seed=seed).load() for seed in seeds}
     experiments = []
     for name in names:  # what does not fit is said before anything is trained
-        with _going_on(failures, name, Refused if everything else ()):
+        with going_on(failures, name, Refused if everything else ()):
             experiment = make(_for_method(name, names, flags))
             experiment.check(feds[seeds[0]])
             experiments.append(experiment)
     seeded = [replace(experiment, seed=seed) for seed in seeds for experiment in experiments]
     _check_own(folder, {_label(experiment): experiment.describe(feds[experiment.seed]) for experiment in seeded})
     runs: list[Run] = []
-    with _progress() as progress, _hint(f"The whole comparison goes on with the same command and --out {folder}"):
+    with bars() as progress, hint(f"The whole comparison goes on with the same command and --out {folder}"):
         for experiment in seeded:
-            with _going_on(failures, label := _label(experiment), Exception):
-                runs.append(_run(experiment, feds[experiment.seed], folder / label, label, progress))
+            with going_on(failures, label := _label(experiment), Exception):
+                load = partial(feds.__getitem__, experiment.seed)
+                runs.append(carry_out(experiment, load, folder / label, label, progress))
     if runs:
         _show_runs(runs, brief=everything)
-        _say(f"The runs lie in {folder}")
-    for name, why in failures.items():
-        err.print(f"[bold red]{escape(name)} failed:[/] {escape(why)}", soft_wrap=True, highlight=False)
+        say(f"The runs lie in {folder}")
+    say_failures(failures)
     if failures:
         raise typer.Exit(1)
+
+
+@app.command(context_settings=_FREE, epilog=_flag_help())
+def sweep(ctx: typer.Context) -> None:
+    """Try a grid of settings: fedtailor sweep exp.toml --method.rho 0.001,0.01,0.1 --seed 0,1,2 --validation 0.2. A
+    flag with several values is an axis; of a field that takes a list (--network.hidden 64,32) the flag is repeated.
+    The best is chosen on validation data, where some are held out, at the --moment trained or received. When a run
+    fails, the others go on. Stopped, it goes on with the same command, to which values may be added. --out is the
+    folder that its runs are kept in. --dry-run lists them."""
+    try_out(ctx.args)
 
 
 @app.command()
 def resume(folder: Annotated[Path, typer.Argument(help="a run's folder")]) -> None:
     """Go on with a run that was stopped, from its last checkpoint; a finished one is only shown."""
-    with _progress() as progress:
+    with bars() as progress:
         rounds = read_settings(folder).get("rounds") if holds_run(folder) else None
-        finished = _watched(
+        finished = watched(
             lambda advance: resuming.resume(folder, record=advance), folder, folder.name, rounds, progress
         )
     out.print(run_table(finished))
-    _say(f"The run lies in {finished.folder}")
+    say(f"The run lies in {finished.folder}")
 
 
 @app.command()
@@ -122,13 +134,18 @@ def show(folder: Annotated[Path, typer.Argument(help="a run, or a folder of runs
     if holds_run(folder):
         out.print(run_table(open_run(folder)))
         return
+    plan = read_plan(folder)
     paths = sorted(path.parent for path in folder.glob("*/experiment.toml"))
     finished = [path for path in paths if is_finished(path)]
     if not finished:
         raise Refused(f"There is no finished run in '{folder}'.")
-    _show_runs([open_run(path) for path in finished])
+    if plan is not None:
+        kept = [path for path in finished if path.name in plan.runs]
+        show_sweep(plan, [outcome(open_run(path), plan.runs[path.name]) for path in kept])
+    else:
+        _show_runs([open_run(path) for path in finished])
     if len(finished) < len(paths):
-        _say(f"Not finished, so not shown: {', '.join(p.name for p in paths if p not in finished)}.")
+        say(f"Not finished, so not shown: {', '.join(p.name for p in paths if p not in finished)}.")
 
 
 @app.command(name="list")
@@ -163,82 +180,53 @@ def get(name: Annotated[str, typer.Argument(help="fashion-mnist, mnist or cifar1
     from fedtailor.data import fetch
 
     if name == "digits":
-        _say("digits is inside scikit-learn: there is nothing to fetch.")
+        say("digits is inside scikit-learn: there is nothing to fetch.")
         return
-    _say(f"{name} lies in {fetch.get(name)}")
+    say(f"{name} lies in {fetch.get(name)}")
+
+
+seeing.add_to(app)
+
+
+def _add_deploy() -> None:
+    """`fedtailor deploy`, where Flower is installed; elsewhere a sentence says how it is."""
+    try:
+        from fedtailor.deploy.commands import deploy
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("flwr", "cryptography"):
+            raise
+
+        @app.command(name="deploy", context_settings=_FREE)
+        def without_flower() -> None:
+            """Real federations on Flower; needs: pip install 'fedtailor[flower]'."""
+            raise Refused("Real federations need Flower: pip install 'fedtailor[flower]'.")
+    else:
+        app.add_typer(deploy, name="deploy")
 
 
 def main() -> None:
     """What the installed command calls: a refusal is one sentence and exit code 2."""
     try:
+        if "deploy" in sys.argv[1:2] or len(sys.argv) < 2 or "--help" in sys.argv[1:2]:
+            _add_deploy()  # only then: Flower takes half a second to import
         app()
     except Refused as refusal:
         err.print(f"[bold red]fedtailor:[/] {escape(str(refusal))}", soft_wrap=True, highlight=False)
         sys.exit(2)
 
 
-def _run(experiment: Experiment, fed: Federation, folder: Path, label: str, progress: Progress) -> Run:
-    """Carry an experiment out in a folder, or go on with it if it was begun there."""
-
-    def go(advance: Callable[[Record], None]) -> Run:
-        if not holds_run(folder):
-            return experiment.run(fed, record=advance, folder=folder)
-        return resuming.resume(folder, fed=fed, record=advance)
-
-    return _watched(go, folder, label, experiment.length, progress)
-
-
-def _watched(
-    go: Callable[[Callable[[Record], None]], Run], folder: Path, label: str, rounds: int | None, progress: Progress
-) -> Run:
-    """Run with a bar; Ctrl-C ends the command with how to go on."""
-    task = progress.add_task(label, total=rounds, score="")
-
-    def advance(record: Record) -> None:
-        names = [key for key in record if key.endswith("_trained") and isinstance(record[key], float)]
-        if name := min(names, key=lambda name: name == "loss_trained", default=None):  # the score, if there is one
-            progress.update(task, score=f"{name.replace('_', ' ')} {record[name]:.3f}")
-        progress.update(task, completed=record["round"])
-
-    try:
-        finished = go(advance)
-    except KeyboardInterrupt as stop:
-        progress.stop()
-        at_once = Interrupted(f"Left at once; {go_on_with(folder)}" if holds_run(folder) else "Left at once.", 130)
-        told = stop if isinstance(stop, Interrupted) else at_once
-        err.print(str(told), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(told.code)
-    progress.update(task, visible=len(progress.tasks) <= _MOST_BARS)
-    return finished
+def _visible(folder: Path) -> list[Path]:
+    """What lies in a folder, but for what the live page keeps there."""
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
 def _check_own(folder: Path, described: Mapping[str, Any]) -> None:
     """A comparison goes on in its own folder, and begins in an empty one."""
-    if folder.is_dir() and any(path.name not in described for path in folder.iterdir()):
+    if folder.is_dir() and any(path.name not in described for path in _visible(folder)):
         raise Refused(f"The folder '{folder}' holds other things; runs never overwrite each other, name a new one.")
     for label, experiment in described.items():
         if holds_run(folder / label):
             check_same(folder / label, experiment)
-
-
-@contextmanager
-def _hint(words: str) -> Iterator[None]:
-    """Say how to go on, should the command be stopped."""
-    try:
-        yield
-    except SystemExit:
-        err.print(words, markup=False, highlight=False, soft_wrap=True)
-        raise
-
-
-@contextmanager
-def _going_on(failures: dict[str, str], name: str, over: type[Exception] | tuple[()]) -> Iterator[None]:
-    """Keep what fails under its name with its reason, and go on."""
-    try:
-        yield
-    except over as error:
-        kind = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
-        failures[name] = kind + (str(error).splitlines()[0] if str(error) else "without a word")
 
 
 def _label(experiment: Experiment) -> str:
@@ -264,21 +252,11 @@ def _for_method(name: str, names: list[str], flags: Flags) -> dict[str, Any]:
     return settings | {"method": {"name": name} | shared | own}
 
 
-def _say(sentence: str) -> None:
-    """A sentence as it is: no markup, no colours, no line breaks inside a path."""
-    out.print(sentence, markup=False, highlight=False, soft_wrap=True)
-
-
 def _show_runs(runs: list[Run], brief: bool = False) -> None:
     out.print(comparison(runs))
     if not brief:
         out.print(other_metrics(runs))
     out.print(verdict(runs), highlight=False)
-
-
-def _progress() -> Progress:
-    columns = [TextColumn("{task.description:24}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()]
-    return Progress(*columns, TextColumn("{task.fields[score]}"), console=err, disable=not err.is_terminal)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,21 @@ def read(coded: Tree, shape: torch.Size, dtype: torch.dtype) -> Tensor | Rows:
     return values
 
 
+def is_readable(coded: Tree, count: int) -> bool:
+    """Whether the values of a coded tensor of so many numbers have a place each, for codes from somebody else's hands.
+
+    >>> is_readable({"coded.values": torch.ones(1, 2), "coded.at": torch.tensor([[5, 5]])}, 9)
+    False
+    """
+    values = coded[_VALUES]
+    if _MASK in coded:
+        return bool((coded[_MASK].flatten(1).sum(1) == values.shape[1]).all())
+    if _AT in coded:
+        at = coded[_AT].to(torch.int64)
+        return bool((at[:, 1:] > at[:, :-1]).all() and (at >= 0).all() and (at < count).all())
+    return True
+
+
 def beside(numbers: Tensor, values: Tensor) -> Tensor:
     """One number a client, with axes to stand beside its values."""
     return numbers.reshape(-1, *[1] * (values.ndim - 1))

@@ -93,19 +93,26 @@ def evaluate_round(loop: "Rounds", line: Record, who: str | int, last: bool) -> 
         personal = loop.as_trained(cohort)
         extend(values, _scores(loop, cohort, personal, "trained"))
         extend(values, {"loss": loop.evaluator(cohort, personal, loop.train, only="loss")["loss"]})
-    for name, found in values.items():
-        kind = loop.train if name == "loss" else loop.validation if name.startswith("validation_") else loop.test
-        line |= {name: weighted_mean(found, kind.sizes), f"{name}_mean": plain_mean(found)}
-    losses = [values.get(f"loss_{moment}", {}) for moment in ("received", "trained")]
-    line["diverged"] = sorted({c for found in losses for c, loss in found.items() if not isfinite(loss)})
+    line = add_means(line, values, {name: getattr(loop, name).sizes for name in ("train", "validation", "test")})
     overall = loop.method.overall(totals) if totals else {}
     line["monitor"] |= {name: plain(value) for name, value in overall.items()}
     line |= {f"{name}_mean": plain_mean(found) for name, found in measured.items()}
     if last:
         absent = [client for client in chosen if client not in here]
-        line["last_trained"] = _last_trained(loop, values, absent)
+        line["last_trained"] = last_trained(_with_absent(loop, values, absent))
     line["per_client"] = join(line["per_client"], join(values, measured))
     return line | {"seconds_evaluating": time.perf_counter() - started}
+
+
+def add_means(line: Record, values: Mapping[str, Values], sizes: Mapping[str, Sequence[int]]) -> Record:
+    """Add to a round's record, for every number that clients have, its mean over samples and over clients, and whose
+    model diverged. `sizes` are everyone's samples by kind: train, validation, test."""
+    means: Record = {}
+    for name, found in values.items():
+        kind = "train" if name == "loss" else "validation" if name.startswith("validation_") else "test"
+        means |= {name: weighted_mean(found, sizes[kind]), f"{name}_mean": plain_mean(found)}
+    losses = [values.get(f"loss_{moment}", {}) for moment in ("received", "trained")]
+    return line | means | {"diverged": sorted({c for found in losses for c, v in found.items() if not isfinite(v)})}
 
 
 def _chosen(loop: "Rounds", clients: Sequence[int], who: str | int) -> list[int]:
@@ -118,19 +125,36 @@ def _chosen(loop: "Rounds", clients: Sequence[int], who: str | int) -> list[int]
 
 
 def _scores(loop: "Rounds", clients: Sequence[int], personal: Tree, moment: str) -> dict[str, Values]:
-    found = {f"{n}_{moment}": v for n, v in loop.evaluator(clients, personal, loop.test).items()}
-    if loop.validation.sizes[list(clients)].any():
-        held = loop.evaluator(clients, personal, loop.validation, only=loop.model.score)
-        found[f"validation_{moment}"] = held[loop.model.score]
+    return scores(loop.evaluator, clients, personal, moment, loop.test, loop.validation)
+
+
+def scores(
+    evaluator: Evaluator, clients: Sequence[int], personal: Tree, moment: str, test: Samples, validation: Samples
+) -> dict[str, Values]:
+    """All that is known of these clients' models at a moment, by its name in the record."""
+    found = {f"{name}_{moment}": values for name, values in evaluator(clients, personal, test).items()}
+    if validation.sizes[list(clients)].any():
+        score = evaluator.common.model.score
+        found[f"validation_{moment}"] = evaluator(clients, personal, validation, only=score)[score]
     return found
 
 
-def _last_trained(loop: "Rounds", values: dict[str, Values], absent: Sequence[int]) -> dict[str, Values]:
+def _with_absent(loop: "Rounds", values: dict[str, Values], absent: Sequence[int]) -> dict[str, Values]:
     """Every client's numbers as it last trained: those of this round are known, the absent are evaluated."""
-    found = {name: dict(values.get(f"{name}_trained", {})) for name in ("loss", *loop.model.metrics)}
+    found = {f"{name}_trained": dict[int, float]() for name in ("loss", *loop.model.metrics)}
+    extend(found, {name: numbers for name, numbers in values.items() if name.endswith("_trained")})
     for cohort in _cohorts(absent):
-        extend(found, loop.evaluator(cohort, loop.as_trained(cohort), loop.test))
+        extend(found, _scores(loop, cohort, loop.as_trained(cohort), "trained"))
     return found
+
+
+def last_trained(values: Mapping[str, Values]) -> dict[str, Values]:
+    """The numbers as trained, by their names alone.
+
+    >>> last_trained({"accuracy_trained": {0: 0.5}, "accuracy_received": {0: 0.4}})
+    {'accuracy': {0: 0.5}}
+    """
+    return {name.removesuffix("_trained"): found for name, found in values.items() if name.endswith("_trained")}
 
 
 def _cohorts(clients: Sequence[int]) -> Iterator[Sequence[int]]:

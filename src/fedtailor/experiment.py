@@ -15,8 +15,9 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import FailFast, TypeAdapter, ValidationError
@@ -91,7 +92,7 @@ def make(settings: Named) -> Experiment:
     kinds: list[tuple[str, Mapping[str, type[Any]], str | None]]
     kinds = [("method", METHODS, "fedavg"), ("network", NETWORKS, None)]
     for part, known, default in kinds:
-        if made := _choose(part, plain.pop(part, {}), known, default):
+        if made := choose(part, plain.pop(part, {}), known, default):
             parts[part] = made
     data = _named("data", plain.pop("data", {}), "digits")
     if data["name"] not in (known_data := [*DATASETS, "folder"]):
@@ -115,10 +116,12 @@ def build(kind: type[Any], values: Named, name: str, prefix: str = "") -> Any:
             made[key] = build(hints[key], value, key, key)
             continue
         if hints[key] is Method:
-            made[key] = _choose(f"{prefix}.{key}", value, METHODS, None)
+            made[key] = choose(f"{prefix}.{key}", value, METHODS, None)
             continue
         if str(value).lower() == "none" and NoneType in get_args(hints[key]):  # as the command writes it
             value = None
+        if isinstance(value, (int, float)) and _is_list(hints[key]):
+            value = [value]  # a list of one, as the command writes it
         try:
             made[key] = TypeAdapter(_fail_fast(hints[key], value)).validate_python(value)
         except ValidationError as error:
@@ -127,6 +130,12 @@ def build(kind: type[Any], values: Named, name: str, prefix: str = "") -> Any:
         if issubclass(kind, Method) and isinstance(made[key], int) and abs(made[key]) > _MOST:
             raise Refused(f"{prefix}.{key} must be at most {_MOST}, not {value}.")
     return kind(**made)
+
+
+def _is_list(hint: Any) -> bool:
+    """Whether a field takes a list of any length, and nothing but that or none."""
+    kinds = [part for part in get_args(hint) if part is not NoneType] if get_origin(hint) is UnionType else [hint]
+    return all(get_origin(kind) is list or (get_origin(kind) is tuple and ... in get_args(kind)) for kind in kinds)
 
 
 def _fail_fast(hint: Any, value: Any) -> Any:
@@ -140,7 +149,7 @@ def _fail_fast(hint: Any, value: Any) -> Any:
     return _fail_fast(lists[0], value) if lists else hint
 
 
-def _choose(part: str, given: Any, known: Mapping[str, type[Any]], default: str | None) -> Any:
+def choose(part: str, given: Any, known: Mapping[str, type[Any]], default: str | None) -> Any:
     """One of the known kinds, from its name and fields; None where nothing is given."""
     settings = _named(part, given, default)
     name = settings.pop("name", None)
@@ -159,8 +168,14 @@ def field_notes(kind: type[Any]) -> dict[str, tuple[str, str]]:
     """
     comments: dict[str, str] = {}
     for owner in reversed(kind.__mro__[:-1]):
-        comments |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", inspect.getsource(owner), re.MULTILINE))
+        comments |= _comments(owner)
     return {f.name: (_default(f), comments.get(f.name, "")) for f in fields(kind)}
+
+
+@cache
+def _comments(owner: type[Any]) -> dict[str, str]:
+    """Those beside a class's own fields; finding its source takes a while."""
+    return dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", inspect.getsource(owner), re.MULTILINE))
 
 
 def _default(field: Field[Any]) -> str:

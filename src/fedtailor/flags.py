@@ -56,9 +56,11 @@ def read_flags(words: Sequence[str]) -> Flags:
             plain.append(word)
             continue
         name, equals, value = word.removeprefix("--").partition("=")
+        if not name:
+            raise Refused("A flag's name follows its two dashes at once, as in --rounds 10.")
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise Refused(f"--{name} needs a value.")
+                raise Refused(f"--{name} needs a value behind it.")
             value = rest.pop(0)
         name = name.replace("-", "_")
         if name.count(".") > _DEEPEST:

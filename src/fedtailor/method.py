@@ -6,7 +6,7 @@ return, nothing else.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import inf, isfinite
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +16,7 @@ from torch import Tensor
 from fedtailor import hashing
 from fedtailor.errors import Refused
 from fedtailor.model import Inputs, Model
-from fedtailor.trees import Params, Tree, repeat
+from fedtailor.trees import Params, Tree, grown, repeat
 
 if TYPE_CHECKING:
     from fedtailor.local import LocalView
@@ -69,13 +69,15 @@ class Method:
     `.item()`, no `if` on tensors, nothing in place, no random generator.
 
     A model crosses as "params", both ways; an upload reuses a message's name only for the same thing after training.
-    States keep their names and shapes for the whole run; a message's names may change between rounds, not within one.
+    States keep their names for the whole run, and their shapes unless clients join (`welcome`, `widen`); a message's
+    names may change between rounds, not within one.
     """
 
     personal: ClassVar[bool] = True  # False: every client ends with the same model
     down: ClassVar[str] = "model"  # what crosses to a client in a round, in words for tables
     up: ClassVar[str] = "model"  # what crosses from it
     keeps: ClassVar[str] = "nothing"  # what stays with it from round to round
+    newcomer: ClassVar[str] = "the common model"  # what a client that joins late gets and begins with
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -158,6 +160,24 @@ class Method:
     def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
         """What the personal model answers."""
         return model.logits(personal, x)
+
+    # clients that join late: from then on, `setup` is of all clients there are
+
+    def welcome(self, server: Tree, setup: Setup, before: int) -> Tree:
+        """The server with room for the clients from number `before` on, in the shapes of `init_server(setup)`. What the
+        others are sent stays as it was, but for what the method's formula makes of the number of clients."""
+        return grown(server, self.init_server(setup))
+
+    def widen(self, state: Tree, setup: Setup) -> Tree:
+        """What a client that was there keeps, with room for newcomers."""
+        return grown(state, self.init_client(setup))
+
+    def join(self, setup: Setup, message: Tree) -> Tree:
+        """What a newcomer keeps before its first round, of the first message it is sent: by default as if the run had
+        begun with the model it received, as far as it received one."""
+        received = message.get("params", {})
+        known = {name: leaf for name, leaf in received.items() if name in setup.params and isinstance(leaf, Tensor)}
+        return self.init_client(replace(setup, params=setup.params | known))
 
     # for the record only, never sent
 

@@ -11,9 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedtailor.errors import Refused
-from fedtailor.trees import Outline, Params, Tree, flatten, outline, unflatten
+from fedtailor.trees import Outline, Params, Tree, flatten, map_leaves, outline, unflatten
+from fedtailor.untrusted import is_printable, quoted
 
 _DEEPEST = 32  # subtrees within subtrees; a method has three or four
+_LONGEST = 1000  # letters of a tensor's name, with those of its subtrees
 
 
 def pack(tree: Tree) -> bytes:
@@ -23,9 +25,21 @@ def pack(tree: Tree) -> bytes:
     >>> unpack(pack({"a": {}, "b": torch.ones(2)}))
     {'a': {}, 'b': tensor([1., 1.])}
     """
-    # copies, for the format refuses tensors that share memory
-    flat = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in flatten(tree).items()}
-    return save(flat, metadata={"outline": json.dumps(outline(tree))})
+    flat = {name: leaf.detach().cpu().contiguous() for name, leaf in flatten(tree).items()}
+    return save(_apart(flat), metadata={"outline": json.dumps(outline(tree))})
+
+
+def packed_size(tree: Tree) -> int:
+    """At most so many bytes has the tree when it is packed.
+
+    >>> import torch
+    >>> len(pack({"a": torch.ones(2)})) <= packed_size({"a": torch.ones(2)})
+    True
+    """
+    flat = flatten(tree)
+    header = pack(map_leaves(lambda leaf: leaf.flatten()[:0], tree))  # but for shapes and places, which are numbers
+    numbers = sum(20 * (leaf.ndim + 2) for leaf in flat.values())
+    return len(header) + numbers + sum(leaf.numel() * leaf.element_size() for leaf in flat.values())
 
 
 def unpack(data: bytes, most: int | None = None) -> Tree:
@@ -40,8 +54,10 @@ def unpack(data: bytes, most: int | None = None) -> Tree:
     shape, flat = _outline_in(data), unpack_flat(data)
     names = set(_paths(shape, ""))
     if names != flat.keys():
-        odd = min(names ^ flat.keys())
-        raise Refused(f"These bytes hold no tree: their outline and their tensors differ at '{odd[:80]}'.")
+        odd = quoted(min(names ^ flat.keys()), 80)
+        raise Refused(f"These bytes hold no tree: their outline and their tensors differ at '{odd}'.")
+    if any(len(name) > _LONGEST or not is_printable(name) for name in names):
+        raise Refused("These bytes hold no tree: a name in it is too long, or cannot be printed.")
     return unflatten(flat, shape)
 
 
@@ -58,6 +74,17 @@ def unpack_flat(data: bytes) -> Params:
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
         why = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else type(error).__name__
         raise Refused(f"These bytes hold no tensors: {why}.") from error
+
+
+def _apart(flat: Params) -> Params:
+    """The same tensors without two that share memory, which the format refuses."""
+    seen: set[int] = set()
+    apart = {}
+    for name, leaf in flat.items():
+        place = leaf.untyped_storage().data_ptr()
+        apart[name] = leaf.clone() if place in seen else leaf
+        seen.add(place)
+    return apart
 
 
 def _header(data: bytes) -> dict[str, Any]:

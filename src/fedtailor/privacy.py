@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from functools import cache
+from hashlib import sha256
 from math import pi, sqrt
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,9 +16,12 @@ from fedtailor.errors import Refused
 _RADIUS, _ANGLE = 0x52414449, 0x414E474C  # salts, larger than any number of a round, which stands there elsewhere
 _AT_ONCE = 2**22  # numbers drawn at once; bounds memory, changes nothing else
 
+Seed = int | bytes  # a number that everyone knows, to repeat a simulation; or a secret, where noise must hide something
 
-def gaussian(like: Tensor, clients: Sequence[int], path: str, round: int, seed: int) -> Tensor:
-    """Standard normal numbers in the shape of a stacked tensor, a function of seed, round, client and path alone.
+
+def gaussian(like: Tensor, clients: Sequence[int], path: str, round: int, seed: Seed) -> Tensor:
+    """Standard normal numbers in the shape of a stacked tensor, a function of seed, round, client and path alone; of a
+    secret that is new for every message, a function of that and the path.
 
     By Box and Muller, from two words of 32 bits with a key each: no number is beyond 6.8, and where two tensors of a
     long run have one key in common, by chance, they do not have their noise in common.
@@ -24,6 +29,8 @@ def gaussian(like: Tensor, clients: Sequence[int], path: str, round: int, seed: 
     >>> gaussian(torch.zeros(2, 3), [4, 7], "params/w", round=1, seed=0).shape
     torch.Size([2, 3])
     """
+    if isinstance(seed, bytes):
+        return _draw_secretly(like, path, seed)
     count = like[0].numel()
     parts = torch.split(torch.tensor(clients, device=like.device), max(1, _AT_ONCE // max(count, 1)))
     drawn = [_draw(some, count, crc32(path.encode()), round, seed) for some in parts]
@@ -40,6 +47,12 @@ def _draw(clients: Tensor, count: int, path: int, round: int, seed: int) -> Tens
 
     radius, angle = uniform(_RADIUS).log().mul(-2).sqrt(), uniform(_ANGLE) * (2 * pi)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :count]
+
+
+def _draw_secretly(like: Tensor, path: str, secret: bytes) -> Tensor:
+    """From 128 secret bits: the 32 bits of a simulation's keys could be tried out one by one."""
+    random = np.random.Generator(np.random.Philox(int.from_bytes(sha256(secret + path.encode()).digest())))
+    return torch.from_numpy(random.standard_normal(tuple(like.shape))).to(like)
 
 
 @cache

@@ -13,12 +13,12 @@ lock                    held by the process that works on the run
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError
@@ -28,7 +28,7 @@ from fedtailor import checkpoint
 from fedtailor.checkpoint import Checkpoint, Damaged
 from fedtailor.engines import ENGINES
 from fedtailor.errors import Refused
-from fedtailor.files import WRITING, checksum, locked, new_folder, put, sync_folder, write
+from fedtailor.files import WRITING, checksum, locked, new_folder, put, sync_folder, write, writing
 from fedtailor.lines import Lines, Record, check_line, restore, without_nan
 from fedtailor.machine import total_memory
 from fedtailor.packing import pack, unpack_flat
@@ -38,6 +38,7 @@ from fedtailor.toml import to_toml
 from fedtailor.trees import Params, Tree
 from fedtailor.untrusted import LARGEST, read_toml
 
+FEDERATED = "flower"  # the engine of runs whose clients are real, and keep their states and models themselves
 _COST = 20  # a checkpoint is due when this many times as long has passed as the last one took
 _MODELS = "models.json"  # names and sums of everyone's models
 _INFO: dict[str, Any] = {  # what run.json must say, and how
@@ -46,13 +47,14 @@ _INFO: dict[str, Any] = {  # what run.json must say, and how
 }  # fmt: skip
 _SEALED = ("experiment.toml", "run.json", "start.safetensors")
 _OWN = {"run.json", "start.safetensors", "rounds.jsonl", "lock"}  # what a run killed while it began may leave
+_AGAINST = (OSError, SafetensorError)  # what may go wrong with files of tensors
 
 
 class RunWriter:
     """Writes a run into a folder of its own, round by round."""
 
-    def __init__(self, folder: Path, every: int | None) -> None:
-        self._folder, self._every = folder, every
+    def __init__(self, folder: Path, every: int | None, sealed: Sequence[str] = _SEALED) -> None:
+        self._folder, self._every, self._sealed = folder, every, sealed  # sealed: files that never change
         self._size, self._sum = 0, sha256()  # of the record so far
         self._saved = 0  # the round of the last checkpoint
         self._took, self._at = 0.0, time.monotonic()
@@ -62,7 +64,7 @@ class RunWriter:
         experiment = to_toml(run.experiment).encode()
         if len(experiment) > LARGEST:  # else it could be written, but not read
             raise Refused("The schedule or the trace is too long to be kept with the run; run it without a folder.")
-        with _writing(f"The folder '{self._folder}' cannot be written"):
+        with writing(f"The folder '{self._folder}' cannot be written", "", _AGAINST):
             write(self._folder / "run.json", (json.dumps(run.info, indent=1) + "\n").encode())
             write(self._folder / "start.safetensors", pack(start))
             write(self._folder / "rounds.jsonl", b"")
@@ -70,7 +72,7 @@ class RunWriter:
 
     def add(self, record: Record) -> Record:
         """Append a round; its large arrays go to a file, and the record that is returned names that."""
-        with _writing(f"Round {record['round']} cannot be written to '{self._folder}'", self._hint()):
+        with writing(f"Round {record['round']} cannot be written to '{self._folder}'", self._hint(), _AGAINST):
             record = self._without_arrays(record)
             line = (json.dumps(without_nan(record), allow_nan=False) + "\n").encode()
             with (self._folder / "rounds.jsonl").open("r+b") as lines:
@@ -93,8 +95,8 @@ class RunWriter:
             return
         began = time.monotonic()
         lines = {"bytes": self._size, "sha256": self._sum.hexdigest()}
-        with _writing(f"The checkpoint of round {number} cannot be written to '{self._folder}'", self._hint()):
-            sealed = {name: checksum((self._folder / name).read_bytes()) for name in _SEALED}
+        with writing(f"The checkpoint of round {number} cannot be written to '{self._folder}'", self._hint(), _AGAINST):
+            sealed = {name: checksum((self._folder / name).read_bytes()) for name in self._sealed}
             checkpoint.save(self._folder, number, server, stores, {**note, "lines": lines, "sealed": sealed})
         self._saved, self._at = number, time.monotonic()
         self._took = self._at - began
@@ -104,16 +106,16 @@ class RunWriter:
         self._saved, self._size = found.round, found.note["lines"]["bytes"]
         self._sum = sha256((self._folder / "rounds.jsonl").read_bytes()[: self._size])
 
-    def finish(self, run: Run) -> None:
-        """Keep everyone's models."""
+    def finish(self, run: Run, clients: Sequence[int] | None = None) -> None:
+        """Keep these clients' models, by default everyone's."""
         with (
-            _writing(f"The models cannot be written to '{self._folder}'", self._hint()),
+            writing(f"The models cannot be written to '{self._folder}'", self._hint(), _AGAINST),
             new_folder(self._folder / "personal") as beside,
         ):
             sums = {}
             for moment in MOMENTS:
                 (beside / moment).mkdir()
-                for client in range(run.num_clients):
+                for client in range(run.num_clients) if clients is None else clients:
                     data, name = pack(run.personal(client, moment)), _model_file(client, moment)
                     sums[name] = checksum(data)
                     with (beside / name).open("wb") as file:
@@ -139,20 +141,10 @@ class RunWriter:
 
 
 @contextmanager
-def _writing(what: str, hint: str = "") -> Iterator[None]:
-    """What the system or the format says against writing, as one sentence."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or str(error).splitlines()[0].rstrip(".")
-        raise Refused(f"{what}: {why}{hint}.") from error
-
-
-@contextmanager
 def new_run(folder: Path, every: int | None, run: Run, start: Params) -> Iterator[RunWriter]:
     """A folder for a run of its own, while it is written. A run that was killed before its first checkpoint gives way
     to the same run; nothing else does."""
-    with _writing(f"The folder '{folder}' cannot be written"):
+    with writing(f"The folder '{folder}' cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         _check_free(folder, run)  # before a lock is left in what is not ours
     with locked(folder):
@@ -196,6 +188,8 @@ def open_run(path: str | Path) -> Run:
         info["continued"] = found.note["continued"]
     with _reading(folder):
         server = found.server()[0]
+    if info["engine"] == FEDERATED:
+        return Run(experiment, info, Lines(records), server, elsewhere, elsewhere, folder)
     return Run(
         experiment,
         info,
@@ -205,6 +199,11 @@ def open_run(path: str | Path) -> Run:
         get_personal=lambda client, moment: _read_model(folder, _model_file(client, moment)),
         folder=folder,
     )
+
+
+def elsewhere(client: int, moment: str = "") -> NoReturn:
+    """What a real client keeps cannot be asked for here."""
+    raise Refused(f"Client {client} is a real one: what it keeps, and its model, are on its own disk.")
 
 
 def check_models(folder: Path) -> None:
@@ -287,7 +286,7 @@ def read_info(folder: Path) -> dict[str, Any]:
             raise ValueError("run.json does not say how many samples clients have")
         if not info["clients"] or not all(isinstance(client["name"], str) for client in info["clients"]):
             raise ValueError("run.json names no clients")
-        if info["engine"] not in ENGINES or info["threads"] < 1:
+        if info["engine"] not in (*ENGINES, FEDERATED) or info["threads"] < 1:
             raise ValueError("run.json names no engine")
     return dict(info)
 

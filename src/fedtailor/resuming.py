@@ -23,6 +23,7 @@ from fedtailor.methods import METHODS
 from fedtailor.model import Model, as_model
 from fedtailor.networks import NETWORKS
 from fedtailor.record import (
+    FEDERATED,
     RunWriter,
     check_models,
     holds_run,
@@ -68,6 +69,8 @@ def resume(
             return open_run(folder)
         except Damaged as damage:
             log.warning("%s Going on from what is good.", damage)
+    if info["engine"] == FEDERATED:
+        raise Refused(f"The clients of this run are real; go on with: fedtailor deploy resume {folder.parent}")
     with locked(folder):
         found = _newest(folder)
         settings = read_settings(folder)

@@ -1,12 +1,7 @@
-"""The only round loop: every method, every engine.
+"""Rounds whose clients are simulated: every method, every engine."""
 
-send → train → receive → evaluate
-"""
-
-import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fedtailor.batch import Common
-from fedtailor.channel import Channel
 from fedtailor.data.partition import hold_out
 from fedtailor.engines import Engine, Way
 from fedtailor.engines.choice import Trial, named
@@ -23,39 +17,33 @@ from fedtailor.engines.sequential import Sequential, Touched
 from fedtailor.engines.vectorized import Vectorized, rows_of
 from fedtailor.errors import Refused
 from fedtailor.evaluation import Evaluator
-from fedtailor.faults import (
-    Failure,
-    check_finite,
-    check_share,
-    find_failures,
-    not_finite,
-    unlike_sent,
-)
+from fedtailor.faults import Failure, find_failures, not_finite, unlike_sent
 from fedtailor.federation import Federation
-from fedtailor.lines import Record, by_client, extend, join, plain
+from fedtailor.intake import Intake
+from fedtailor.lines import Record
 from fedtailor.local import LocalView
+from fedtailor.loop import Arrived, Loop
 from fedtailor.machine import keep_memory, repeatable
-from fedtailor.method import Exchange, Method, Setup
+from fedtailor.method import Method, Setup
 from fedtailor.model import Model
 from fedtailor.room import check_method
 from fedtailor.samples import Samples
 from fedtailor.settings import Settings
 from fedtailor.store import ClientStore
-from fedtailor.trees import Params, Tree, flatten, map_leaves, once, outline, repeat, take
+from fedtailor.trees import Params, Tree, flatten, map_leaves, once, take
 from fedtailor.trial import check_fit, effort_of, most_at_once, useful_threads
 from fedtailor.turn import Turn, left, without
-from fedtailor.wire import LeakGuard, count_bytes, deliver
+from fedtailor.wire import LeakGuard, deliver
+from fedtailor.work import common_of, start_of, state_dict_of, work
 
 if TYPE_CHECKING:
     from fedtailor.checkpoint import Checkpoint
 
 
-@dataclass(eq=False)  # the one thing that changes: server, states and trained are replaced round by round
-class Rounds:
-    """The state of a run and what a round does to it."""
+@dataclass(eq=False, kw_only=True)  # what changes: server, states and trained are replaced round by round
+class Rounds(Loop):
+    """A run whose clients are simulated: their data, what they keep, and the engine that does their work."""
 
-    method: Method
-    model: Model
     params: Params  # the common start
     way: Way  # how the engine runs
     why: str  # it runs so
@@ -67,15 +55,8 @@ class Rounds:
     train: Samples
     validation: Samples
     test: Samples
-    sizes: Tensor
-    start: Tree  # the server before round 1
-    server: Tree
     states: ClientStore
     trained: ClientStore | None = None  # every client's model as it last trained
-    channel: Channel = field(default_factory=Channel)
-    max_failures: float = 0.5
-    done: int = 0  # rounds
-    arrived: Counter[int] = field(default_factory=Counter)  # how often something of a client arrived
 
     @classmethod
     @torch.no_grad()
@@ -91,26 +72,13 @@ class Rounds:
     ) -> "Rounds":
         """Everything as it stands before round 1; what does not fit is refused here. `way` is how the engine ran when
         the run was begun, for one that is resumed."""
-        device, dtype, seed = settings.torch_device, settings.torch_dtype, settings.seed
+        device, seed = settings.torch_device, settings.seed
         keep_memory()
-        model = (model if initial is None else model.starting_from(initial)).to(device, dtype)
-        params = {name: p.to(device, dtype) for name, p in model.init(seed).items()}
+        model, params = start_of(model, settings, initial)
         train, held = _hold_out(fed, settings.validation, seed, device)
         sizes = torch.from_numpy(train.sizes)
-        common = Common(
-            model=model.mode(training=True),
-            x=map_leaves(lambda part: part.to(device).contiguous(), {"x": fed.x})["x"],
-            y=fed.y.to(device, dtype) if fed.y.is_floating_point() else fed.y.to(device),
-            prepare=fed.preparation(dtype, device),
-            # statistics of a single example do not exist; where a model has them, padding makes it two
-            batch_size=max(min(settings.batch_size, int(sizes.max())), 2 if model.statistics else 1),
-            rounds=len(plan),
-            num_clients=fed.num_clients,
-            total_size=int(sizes.sum()),
-            seed=seed,
-            dtype=dtype,
-            participation=sum(map(len, plan)) / (len(plan) * fed.num_clients),
-        )
+        share = sum(map(len, plan)) / (len(plan) * fed.num_clients)
+        common = common_of(settings, model, fed, sizes, len(plan), share)
         serving = model.serving
         check_fit(serving, params, common, fed)
         setup = Setup(model, params, fed.num_clients, sizes.to(device), len(plan), seed)
@@ -139,6 +107,7 @@ class Rounds:
             sizes=sizes.to(device),
             start=server,
             server=server,
+            noise_seed=seed,
             states=ClientStore(method.init_client(setup)),
             channel=settings.channel,
             max_failures=settings.max_failures,
@@ -178,6 +147,7 @@ class Rounds:
             "score": self.model.score,
             "higher_is_better": self.model.higher_is_better,
             "layers": list(self.model.layers()),
+            "inputs": Intake.of(fed).plain(),
             "clients": [self._describe(client, fed) for client in range(fed.num_clients)],
         }
 
@@ -187,66 +157,15 @@ class Rounds:
         counts = fed.class_counts(self.train[client].cpu())
         return {"name": fed.names[client], **sizes, "classes": counts}
 
-    @torch.no_grad()
-    def round(self, number: int, clients: Sequence[int], missed: Mapping[int, str] | None = None) -> Record:
-        """One round; a method that goes one by one sees each client as a round of its own. Who `missed` it was sent
-        the message and delivers nothing, and so does who fails: to them the round did not happen. Nothing is kept
-        before all is done, so that a round that cannot be counted leaves everything as it was."""
-        started, missed = time.perf_counter(), missed or {}
-        turn = Turn(self.server)
-        for cohort in [[client] for client in clients] if self.method.one_by_one else [list(clients)] * bool(clients):
-            self._take(turn, number, cohort, missed)
-        check_share(turn.failures, len(clients) - len(missed), self.max_failures, number)
-        check_finite(turn.server, number)
-        self._keep(turn)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return {
-            "round": number,
-            "clients": turn.clients,
-            "missed": dict(missed),
-            "failed": {client: failure.why for client, failure in turn.failures.items()},
-            "bytes_up": sum(turn.up.values()),
-            "bytes_down": sum(turn.down.values()),
-            "seconds": time.perf_counter() - started - turn.watching,
-            **dict.fromkeys(["loss", "loss_mean"]),
-            **{
-                f"{name}_{moment}{kind}": None
-                for name in ("loss", *self.model.metrics)
-                for moment in ("received", "trained")
-                for kind in ("", "_mean")
-            },
-            **self.channel.spent(max(self.arrived.values(), default=0)),
-            "monitor": {name: plain(value) for name, value in turn.monitor.items()},
-            "per_client": join({"bytes_up": turn.up, "bytes_down": turn.down}, turn.notes),
-        }
-
-    def _take(self, turn: Turn, number: int, cohort: list[int], missed: Mapping[int, str]) -> None:
-        """Send to these clients, let them train, receive what arrives."""
-        sent = deliver(self.method.send(turn.server, cohort, number))
-        turn.down |= zip(cohort, count_bytes(sent, len(cohort)), strict=True)
-        cohort, sent = left(missed, cohort), without(missed, cohort, sent)
-        if not cohort:
-            return
-        cohort, sent, result = self._work(turn, number, cohort, sent)
-        if not cohort:
-            return
+    def work(self, turn: Turn, number: int, clients: list[int], sent: Tree) -> Arrived | None:
+        clients, sent, result = self._work(turn, number, clients, sent)
+        if not clients:
+            return None
         uploads = deliver(result["upload"])
-        self.guard.check(type(self.method).__name__, cohort, self.train, uploads)
-        encoded = self.channel.encode(uploads, sent, cohort, number, self.common.seed)
-        turn.up |= zip(cohort, count_bytes(encoded, len(cohort)), strict=True)
-        received = self.channel.decode(encoded, sent, cohort, number, self.common.seed)
-        sizes = self.sizes[cohort]
-        exchange = Exchange(number, cohort, self.common.num_clients, sizes, self.model, sent, received)
-        before, turn.server = turn.server, self.method.receive(turn.server, exchange)
-        turn.clients += cohort
-        turn.kept.append({"state": result["state"], "trained": result["trained"]})
-        pause = time.perf_counter()
-        seen = dict(self.method.monitor(before, turn.server, exchange))
-        noted = result["notes"] | self.channel.note(uploads, sent) | seen.pop("per_client", {})
-        extend(turn.notes, by_client(cohort, noted))
-        turn.monitor |= seen
-        turn.watching += time.perf_counter() - pause  # watching is not training
+        self.guard.check(type(self.method).__name__, clients, self.train, uploads)
+        encoded = self.channel.encode(uploads, sent, clients, number, self.common.seed)
+        notes = result["notes"] | self.channel.note(uploads, sent)
+        return Arrived(clients, sent, encoded, notes, {"state": result["state"], "trained": result["trained"]})
 
     def _work(self, turn: Turn, number: int, clients: list[int], sent: Tree) -> tuple[list[int], Tree, Tree]:
         """Those who do not fail, what they were sent, and what they made of it, stacked."""
@@ -305,15 +224,9 @@ class Rounds:
 
     def restore(self, found: "Checkpoint", lines: Sequence[Record]) -> None:
         """Everything as it stood when a checkpoint was written."""
-        server = found.server()[0]
-        if outline(server) != outline(self.start) or ClientStore(self.start).misfit(repeat(server, 1)) is not None:
-            raise Refused(f"The server in '{found.folder}' is not that of this method and model.")
-        self.server = map_leaves(lambda leaf: leaf.to(self.device), server)
-        self.done = found.round
+        self.go_back(found.server()[0], found.round, lines)
         if isinstance(self.engine, Vectorized):
             self.engine.chunk = found.note["chunk"]
-        for line in lines:
-            self._count(line["per_client"]["bytes_up"])
         for clients, stacked in found.shards("states"):
             self.states.put(clients, stacked)
         like = take(self.as_trained([0]), 0)  # what a model is like
@@ -324,21 +237,14 @@ class Rounds:
         if any(client >= self.common.num_clients for client in strangers):
             raise Refused(f"The checkpoint '{found.folder}' has states of clients that are not there.")
 
-    def _keep(self, turn: Turn) -> None:
-        """What a round left becomes what is: as it lies in memory when it comes from a file, for bits may depend on
-        that."""
-        self.server = map_leaves(torch.Tensor.contiguous, turn.server)
-        self.done += 1
-        self._count(turn.up)
+    def keep(self, turn: Turn) -> None:
+        super().keep(turn)
         if not turn.clients:
             return
         kept = turn.kept[0] if len(turn.kept) == 1 else map_leaves(lambda *parts: torch.cat(parts), *turn.kept)
         kept = map_leaves(once(torch.Tensor.contiguous), kept)
         self.states.put(turn.clients, kept["state"])
         self._keep_trained(turn.clients, kept["trained"])
-
-    def _count(self, up: Mapping[int, int]) -> None:
-        self.arrived.update(client for client, count in up.items() if count)
 
     def _keep_trained(self, clients: Sequence[int], trained: Tree) -> None:
         if self.trained is None:
@@ -374,26 +280,14 @@ class Rounds:
         with repeatable(self.way.threads):
             trained = moment == "trained"
             model = self.as_trained([client]) if trained else self.received([client], self.common.rounds + 1)
-        flat = {name: leaf.cpu() for name, leaf in flatten(take(model, 0)).items()}
-        if not self.params.keys() <= flat.keys():
-            return flat  # a model of another kind: its tensors by name
-        return flat | self.model.state_dict({name: flat[name] for name in self.params})
+        return state_dict_of(self.model, self.params, flatten(take(model, 0)))
 
     def _trained_by(self, engine: Engine, number: int, clients: Sequence[int], sent: Tree) -> Tree:
         """What these clients make of what they were sent in a round, stacked."""
         return engine.apply(self._train, number, clients, self.states.get(clients, self.device), sent)
 
     def _train(self, local: LocalView, state: Tree, message: Tree) -> Tree:
-        result = self.method.train(local, state, message)
-        if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(part, dict) for part in result)):
-            raise Refused(f"{type(self.method).__name__}.train must return two dicts: (state, upload).")
-        state, upload = result
-        return {
-            "state": state,
-            "upload": upload,
-            "trained": self.method.trained(local, state, message, upload),
-            "notes": self.method.note(local, state, message, upload),
-        }
+        return work(self.method, local, state, message)
 
     def ask(
         self,

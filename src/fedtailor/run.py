@@ -154,8 +154,8 @@ class Run:
         score = self.info["score"]
         counts: dict[int, int] = {}  # evaluated round -> clients known
         everyone: set[int] = set()
-        for i, (record, known) in enumerate(zip(self.records, self._trajectory(moment, score), strict=True)):
-            if known and self._is_evaluated(record, moment):
+        for i, (record, known) in enumerate(zip(self.records, self.trajectory(moment, score), strict=True)):
+            if known and self.is_evaluated(record, moment):
                 counts[i] = len(known)
                 everyone.update(record["per_client"].get(f"{score}_{moment}", {}))
                 everyone.update(record.get("last_trained", {}).get(score, {}) if moment == "trained" else {})
@@ -164,17 +164,18 @@ class Run:
         validated = choice == "best_validation"
         sizes, sign = self._sizes("validation" if validated else "test"), 1 if self.info["higher_is_better"] else -1
         totals: dict[int, float] = {}
-        for i, judged in enumerate(self._trajectory(moment, "validation" if validated else score)):
+        for i, judged in enumerate(self.trajectory(moment, "validation" if validated else score)):
             if counts.get(i) == len(everyone) or i == max(counts):
                 total = weighted_mean(judged, sizes)
                 if total is not None and math.isfinite(total):
                     totals[i] = sign * total
         return max(totals, key=lambda i: totals[i]) if totals else None
 
-    def _is_evaluated(self, record: Record, moment: str) -> bool:
+    def is_evaluated(self, record: Record, moment: str) -> bool:
+        """Whether a round of the record says how good models were at a moment."""
         return f"loss_{moment}" in record["per_client"] or (moment == "trained" and "last_trained" in record)
 
-    def _trajectory(self, moment: str, score: str) -> Iterator[Values]:
+    def trajectory(self, moment: str, score: str) -> Iterator[Values]:
         """What is known after every round, to be looked at before the next. received: of that round alone. trained: of
         every client as it last trained, for absent clients are as they last were; who was evaluated and has no defined
         score now, has none."""
@@ -190,7 +191,7 @@ class Run:
             yield record.get("last_trained", {}).get(score, latest)
 
     def _known_in(self, picked: int, moment: str, score: str) -> Values:
-        return dict(next(islice(self._trajectory(moment, score), picked, None)))
+        return dict(next(islice(self.trajectory(moment, score), picked, None)))
 
     def _sizes(self, kind: str) -> list[int]:
         return [client[kind] for client in self.info["clients"]]

@@ -33,26 +33,34 @@ def make_schedule(
     rounds = 20 if rounds is None else rounds
     if rounds < 1:
         raise Refused(f"rounds must be at least 1, not {rounds}.")
-    bounds = list(participation) if isinstance(participation, (tuple, list)) else [participation] * 2
-    if len(bounds) != 2 or not all(isinstance(b, Real) for b in bounds) or not 0 < bounds[0] <= bounds[1] <= 1:
-        raise Refused(f"participation must be a share above 0 and at most 1, or a range of two, not {participation}.")
+    bounds = _bounds(participation)
     if (most := rounds * max(1, round(bounds[1] * num_clients))) > _LONGEST:
         asked = f"{rounds} rounds would ask clients {most} times, and {_LONGEST} is the most"
         raise Refused(f"{asked}; ask for fewer rounds or a smaller participation.")
-    plan = []
-    for number in range(rounds):
-        random = np.random.default_rng([seed, 4, number])
-        wanted = max(1, round(random.uniform(bounds[0], bounds[1]) * num_clients))
-        plan.append(_draw(unreliable.available(num_clients, number + 1, seed), wanted, random))
-    return _some(plan)
+    there = ((number, unreliable.available(num_clients, number, seed)) for number in range(1, rounds + 1))
+    return _some([draw(some, num_clients, participation, number, seed) for number, some in there])
 
 
-def _draw(there: Sequence[int], wanted: int, random: np.random.Generator) -> list[int]:
-    """As many as are wanted of those who are there, or all of them."""
+def draw(there: Sequence[int], num_clients: int, participation: Participation, number: int, seed: int) -> list[int]:
+    """Who of those that are there is asked in a round: as many as are wanted of all, or everyone there.
+
+    >>> draw([1, 3], num_clients=4, participation=1.0, number=1, seed=0)
+    [1, 3]
+    """
+    low, high = _bounds(participation)
+    random = np.random.default_rng([seed, 4, number - 1])
+    wanted = max(1, round(random.uniform(low, high) * num_clients))
     if not there:
         return []
     drawn = random.choice(len(there), min(wanted, len(there)), replace=False)
     return sorted(there[position] for position in drawn.tolist())
+
+
+def _bounds(participation: Participation) -> tuple[float, float]:
+    bounds = list(participation) if isinstance(participation, (tuple, list)) else [participation] * 2
+    if len(bounds) != 2 or not all(isinstance(b, Real) for b in bounds) or not 0 < bounds[0] <= bounds[1] <= 1:
+        raise Refused(f"participation must be a share above 0 and at most 1, or a range of two, not {participation}.")
+    return bounds[0], bounds[1]
 
 
 def _among(clients: Sequence[int], there: Sequence[int]) -> list[int]:

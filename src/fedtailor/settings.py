@@ -26,7 +26,7 @@ class Settings:
     dtype: Literal["float32", "float64"] = "float32"  # of training: float32 or float64
     seed: int = 0  # of everything random
     schedule: list[list[int]] | None = None  # the clients of every round
-    validation: float = 0.0  # share of training data held out to choose a round by
+    validation: float = 0.0  # share of training data held out to choose a round or settings by
     evaluate_every: int = 1  # rounds; the last is always evaluated
     evaluate: int | Literal["all", "participants"] = "all"  # all, participants or a number of clients
     checkpoint_every: int | None = None  # rounds; none: so often that it costs less than a twentieth of the time

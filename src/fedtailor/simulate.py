@@ -148,12 +148,16 @@ def prepare(
 
 def describe_run(settings: Settings, method: Method, model: Model, fed: Federation) -> dict[str, Any]:
     """All that was asked for, by name, just as a run's file says it."""
+    data = dict(fed.settings) or {"name": "own data"}
+    parts = {"method": describe(method), "network": dict(model.description), "data": data}
+    return tomllib.loads(to_toml(describe_settings(settings) | parts))
+
+
+def describe_settings(settings: Settings) -> dict[str, Any]:
+    """What was asked for apart from method, network and data, by name."""
     named = {name: getattr(settings, name) for name in Settings.__dataclass_fields__}
     parts = {name: dict(vars(part)) for name, part in named.items() if isinstance(part, (Unreliable, Channel))}
-    data = dict(fed.settings) or {"name": "own data"}
-    network = dict(model.description)
-    others = {"rounds": settings.length, "method": describe(method), "network": network, "data": data}
-    return tomllib.loads(to_toml(named | parts | others))
+    return named | parts | {"rounds": settings.length}
 
 
 def go(

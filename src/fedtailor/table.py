@@ -10,8 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedtailor.catalogue import Entry
+from fedtailor.chance import LIMIT, student
 from fedtailor.errors import Refused
 from fedtailor.run import MOMENTS, Run
+from fedtailor.scale import SHARES, Scale
 
 _CHOICES = {"last": "last", "best_validation": "best on\nvalidation", "best_test": "best on\ntest"}
 _NUMBERS = {
@@ -20,19 +22,6 @@ _NUMBERS = {
     "worst_tenth": "worst 10 %",
     "largest_tenth": "largest 10 %",
 }
-_NAMES = {"macro_f1": "macro F1", "auc": "AUC"}
-_SHARES = ("accuracy", "macro_f1", "auc")  # shown in %
-_T95 = (
-    12.71,
-    4.30,
-    3.18,
-    2.78,
-    2.57,
-    2.45,
-    2.36,
-    2.31,
-    2.26,
-)  # Student's t, 95 % two-sided, by degrees of freedom
 Groups = dict[str, list[Run]]  # method -> its runs, one a seed
 
 
@@ -40,13 +29,13 @@ def run_table(run: Run) -> Table:
     """One run: both moments, every choice of round; then the other metrics."""
     chosen = {(m, c): numbers for m, choices in run.summary().items() for c, numbers in choices.items() if numbers}
     headings = [f"{moment}\n{_CHOICES[choice]}" for moment, choice in chosen]
-    table = _table(f"{_where(run)}; {_score(run)}", ["", *headings], left=1)
+    table = new_table(f"{_where(run)}; {_scale(run).in_words}", ["", *headings], left=1)
     table.add_row("round", *(str(numbers["round"]) for numbers in chosen.values()))
     for number, label in _NUMBERS.items():
         table.add_row(label, *(_number(run.info["score"], numbers[number]) for numbers in chosen.values()))
     for name in (others := _others([run])):
         shown = (_number(name, numbers["metrics"][name]["weighted"]) for numbers in chosen.values())
-        table.add_row(_heading(name), *shown)
+        table.add_row(Scale(name).name, *shown)
     up, down = (run.total(name) / 1e6 for name in ("bytes_up", "bytes_down"))
     lost = run.records[-1].get("diverged", [])
     table.caption = f"{len(lost)} clients diverged: try a smaller lr. " if lost else ""
@@ -66,11 +55,11 @@ def comparison(runs: Sequence[Run]) -> Table:
     seeds = max(len(group) for group in groups.values())
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed: differences may be chance"
     columns = ["method", "trained", "received", "worst 10 %", "> alone", "MB up", "MB down", "s"]
-    table = _table(f"{_where(first, method=False)}; {_score(first)}; {over}", columns, left=1)
+    table = new_table(f"{_where(first, method=False)}; {_scale(first).in_words}; {over}", columns, left=1)
     for name in _ranked(groups):
         group = groups[name]
         wanted = [("trained", "weighted"), ("received", "weighted"), ("trained", "worst_tenth")]
-        shown = [_spread(first.info["score"], _over(group, *what)) for what in wanted]
+        shown = [spread(first.info["score"], _over(group, *what)) for what in wanted]
         up, down, seconds = (mean(run.total(key) for run in group) for key in ("bytes_up", "bytes_down", "seconds"))
         alone = _share(group, groups.get("local", []), "better_than_alone") if name != "local" else ""
         table.add_row(name, *shown, alone, f"{up / 1e6:.1f}", f"{down / 1e6:.1f}", f"{seconds:.1f}")
@@ -85,10 +74,10 @@ def comparison(runs: Sequence[Run]) -> Table:
 def other_metrics(runs: Sequence[Run]) -> Table:
     """What the comparison leaves out, in its order: the 10 % of clients with most samples, macro F1, AUC, loss."""
     groups, first, names = _by_method(runs), runs[0], _others(runs)
-    table = _table("", ["method", "largest 10 %", *map(_heading, names)], left=1)
+    table = new_table("", ["method", "largest 10 %", *(Scale(name).name for name in names)], left=1)
     for name in _ranked(groups):
-        shown = [_spread(first.info["score"], _over(groups[name], "trained", "largest_tenth"))]
-        shown += [_spread(metric, _over(groups[name], "trained", "weighted", metric)) for metric in names]
+        shown = [spread(first.info["score"], _over(groups[name], "trained", "largest_tenth"))]
+        shown += [spread(metric, _over(groups[name], "trained", "weighted", metric)) for metric in names]
         table.add_row(name, *shown)
     table.caption = f"Last round, trained. largest 10 %: of clients, by training samples.{_about(names, runs)}"
     return table
@@ -99,8 +88,7 @@ def verdict(runs: Sequence[Run]) -> str:
     groups, first = _by_method(runs), runs[0]
     ranked = _ranked(groups)
     score = first.info["score"]
-    unit = " %" if score in _SHARES else ""
-    shown = {name: _spread(score, _over(groups[name], "trained", "weighted")) + unit for name in ranked}
+    shown = {name: spread(score, _over(groups[name], "trained", "weighted")) + Scale(score).unit for name in ranked}
     best = ranked[0]
     if "local" not in groups or len(ranked) == 1:
         return f"Best here: {best} with {shown[best]}."
@@ -149,12 +137,11 @@ def _chance(group: Sequence[Run], local: Sequence[Run]) -> str:
         return "This is one seed: the difference may be chance."
     if not all(map(isfinite, gaps)):
         return "A run diverged, so the difference says nothing."
-    limit = _T95[min(len(gaps) - 2, len(_T95) - 1)] * stdev(gaps) / len(gaps) ** 0.5
-    return f"Over {len(gaps)} seeds the difference is {'more than' if abs(mean(gaps)) > limit else 'within'} chance."
+    return f"Over {len(gaps)} seeds the difference is {'more than' if student(gaps) < LIMIT else 'within'} chance."
 
 
 def methods_table(entries: Mapping[str, Entry]) -> Table:
-    """Every method, family by family: whose it is, and in a second line what crosses and what stays."""
+    """Every method, family by family: whose it is, then what crosses and what stays, then what a newcomer gets."""
     table = Table.grid(padding=(0, 2))
     family = ""
     for name, entry in entries.items():
@@ -163,7 +150,8 @@ def methods_table(entries: Mapping[str, Entry]) -> Table:
             family = entry.family
         personal = "personal" if entry.personal else "not personal"
         crosses = f"down: {entry.down}; up: {entry.up}; stays: {entry.keeps}; {personal}"
-        table.add_row(name, f"{escape(entry.paper)}\n[dim]{escape(crosses)}[/]")
+        joins = f"a newcomer gets {entry.newcomer}"
+        table.add_row(name, f"{escape(entry.paper)}\n[dim]{escape(crosses)}\n{escape(joins)}[/]")
     table.columns[0].no_wrap = True
     return table
 
@@ -171,7 +159,7 @@ def methods_table(entries: Mapping[str, Entry]) -> Table:
 def listing(kind: str, about: str, rows: Mapping[str, tuple[str, Mapping[str, tuple[str, str]]]]) -> Table:
     """Names with what they are and their fields, if they have any."""
     some = any(notes for _, notes in rows.values())
-    table = _table("", [kind, about, "fields"][: 2 + some], left=3)
+    table = new_table("", [kind, about, "fields"][: 2 + some], left=3)
     table.show_lines = some
     for name, (text, notes) in rows.items():
         fields = [f"{field} = {default}" + (f"  {note}" if note else "") for field, (default, note) in notes.items()]
@@ -185,12 +173,8 @@ def _where(run: Run, method: bool = True) -> str:
     return f"{name}{data}, {run.num_clients} clients, {len(run.records)} rounds"
 
 
-def _score(run: Run) -> str:
-    return _heading(run.info["score"]) + (" in %" if run.info["score"] in _SHARES else "")
-
-
-def _heading(metric: str) -> str:
-    return _NAMES.get(metric, metric)
+def _scale(run: Run) -> Scale:
+    return Scale(run.info["score"])
 
 
 def _others(runs: Sequence[Run]) -> list[str]:
@@ -201,7 +185,11 @@ def _others(runs: Sequence[Run]) -> list[str]:
 
 def _about(others: Sequence[str], runs: Sequence[Run]) -> str:
     """How the other metrics are meant, and for whom a metric is undefined."""
-    said = f" {', '.join(map(_heading, others))}: every client's, weighted by its test samples." if others else ""
+    said = (
+        f" {', '.join(Scale(name).name for name in others)}: every client's, weighted by its test samples."
+        if others
+        else ""
+    )
     last = [numbers for run in runs if (numbers := run.numbers("trained") or run.numbers("received"))]
     score = runs[0].info["score"]
     counts = [{name: n["clients"] for name, n in ({score: numbers} | numbers["metrics"]).items()} for numbers in last]
@@ -209,7 +197,7 @@ def _about(others: Sequence[str], runs: Sequence[Run]) -> str:
         missing = {max(clients.values()) - clients[name] for clients in counts if name in clients}
         if any(missing):
             many = f"{min(missing)} to {max(missing)} clients" if len(missing) > 1 else f"{max(missing)} clients"
-            said += f" {_heading(name)} is undefined for {'1 client' if missing == {1} else many}."
+            said += f" {Scale(name).name} is undefined for {'1 client' if missing == {1} else many}."
     return said
 
 
@@ -269,7 +257,12 @@ def _share(group: Sequence[Run], local: Sequence[Run], which: str) -> str:
     return f"{100 * mean(known):.0f} %" if known else ""
 
 
-def _spread(metric: str, values: Sequence[float]) -> str:
+def spread(metric: str, values: Sequence[float]) -> str:
+    """A number's mean and standard deviation over seeds, as tables have it.
+
+    >>> spread("accuracy", [0.7, 0.8]), spread("loss", [0.5])
+    ('75.0 ± 7.1', '0.5')
+    """
     if not values:
         return ""
     several = len(values) > 1 and all(map(isfinite, values))  # who diverged has no spread
@@ -279,10 +272,15 @@ def _spread(metric: str, values: Sequence[float]) -> str:
 def _number(metric: str, value: float | None) -> str:
     if value is None:
         return ""
-    return f"{100 * value:.1f}" if metric in _SHARES else f"{value:.4g}"
+    return f"{100 * value:.1f}" if metric in SHARES else f"{value:.4g}"
 
 
-def _table(title: str, columns: Sequence[str], left: int) -> Table:
+def new_table(title: str, columns: Sequence[str], left: int) -> Table:
+    """A table in our looks, without rows; the first columns are text, so many of them, the others numbers.
+
+    >>> [column.justify for column in new_table("Scores", ["method", "accuracy"], left=1).columns]
+    ['left', 'right']
+    """
     table = Table(title=title or None, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
     table.pad_edge, table.collapse_padding = False, True
     for position, column in enumerate(columns):

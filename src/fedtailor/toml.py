@@ -1,4 +1,4 @@
-"""Settings as TOML, which Python reads but does not write."""
+"""Settings as TOML, which Python reads but does not write; and by dotted names."""
 
 import json
 import math
@@ -20,6 +20,19 @@ def to_toml(settings: Mapping[str, Any]) -> str:
     lr = 0.1
     """
     return "\n".join(_lines(settings, "")) + "\n"
+
+
+def flat(settings: Mapping[str, Any], between: str = ".") -> dict[str, Any]:
+    """Nested settings by their dotted names.
+
+    >>> flat({"rounds": 5, "method": {"name": "lag", "inner": {"name": "fedavg"}}})
+    {'rounds': 5, 'method.name': 'lag', 'method.inner.name': 'fedavg'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        inside = flat(value, between) if isinstance(value, Mapping) else None
+        found |= {name: value} if inside is None else {f"{name}{between}{n}": v for n, v in inside.items()}
+    return found
 
 
 def _lines(table: Mapping[str, Any], path: str) -> list[str]:

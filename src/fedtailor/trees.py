@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtailor.errors import Refused
+
 Params = dict[str, Tensor]  # parameter name -> tensor
 Tree = dict[str, Any]  # name -> Tensor, Rows or Tree
 Outline = dict[str, Any]  # a tree without its tensors, as JSON can hold it: name -> None (a tensor), "rows" or Outline
@@ -217,6 +219,35 @@ def put(stacked: Tree, positions: Tensor, rows: Tree) -> Tree:
     {'a': tensor([1., 5.])}
     """
     return map_leaves(lambda leaf, row: leaf.index_copy(0, positions, row), stacked, rows)
+
+
+def grown(old: Tree, fresh: Tree) -> Tree:
+    """A tree with room for more: as `fresh`, with `old` in the leading corner of every tensor, bit by bit.
+
+    >>> grown({"a": torch.tensor([1, 2])}, {"a": torch.tensor([0, 0, 9])})
+    {'a': tensor([1, 2, 9])}
+    """
+    wide: Tree = _grow("", old, fresh)
+    return wide
+
+
+def _grow(path: str, old: Any, fresh: Any) -> Any:
+    if isinstance(old, dict) and isinstance(fresh, dict):
+        if odd := sorted(old.keys() ^ fresh.keys()):
+            raise Refused(f"'{path}{odd[0]}' is in one of two states only: with room for more, all names must stay.")
+        return {name: _grow(f"{path}{name}/", node, fresh[name]) for name, node in old.items()}
+    if isinstance(old, Rows) and isinstance(fresh, Rows):
+        return Rows(*(_grow(path, *parts) for parts in zip(old, fresh, strict=True)))
+    if not isinstance(old, Tensor) or not isinstance(fresh, Tensor) or old.dtype != fresh.dtype:
+        raise Refused(f"'{path[:-1]}' changed its kind: with room for more, a state may only grow.")
+    if old.ndim != fresh.ndim or any(less > more for less, more in zip(old.shape, fresh.shape, strict=True)):
+        shapes = f"{tuple(old.shape)} and cannot become {tuple(fresh.shape)}"
+        raise Refused(f"'{path[:-1]}' is {shapes}: with room for more, a state may only grow.")
+    if old.shape == fresh.shape:
+        return old
+    whole = fresh.clone(memory_format=torch.contiguous_format)  # it may be one row, repeated without copying
+    whole[tuple(slice(size) for size in old.shape)] = old
+    return whole
 
 
 def flatten(tree: Tree) -> Params:

@@ -15,6 +15,7 @@ class Turn:
 
     server: Tree
     clients: list[int] = field(default_factory=list)  # whose uploads arrived
+    missed: dict[int, str] = field(default_factory=dict)  # who was sent something and delivered nothing, and why
     failures: dict[int, Failure] = field(default_factory=dict)
     kept: list[Tree] = field(default_factory=list)  # by cohort: the clients' states and models, stacked
     down: dict[int, int] = field(default_factory=dict)  # bytes

@@ -100,6 +100,15 @@ def is_printable(text: str) -> bool:
     return text.isprintable() or not any(category(letter) in ("Cc", "Cs") for letter in text)
 
 
+def quoted(text: str, most: int = 300) -> str:
+    """Somebody else's words as part of a sentence: what disturbs a screen is left out, and so is what is too much.
+
+    >>> quoted("all is\\x1b[2J well")
+    'all is[2J well'
+    """
+    return "".join(letter for letter in text[:most] if is_printable(letter))
+
+
 def _check_leaf(value: Any, what: str) -> None:
     if isinstance(value, int) and abs(value) >= 10**_DIGITS:
         raise Refused(f"{what} has a whole number of more than {_DIGITS} digits.")

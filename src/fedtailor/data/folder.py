@@ -14,6 +14,7 @@ import reprlib
 from math import prod
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,17 @@ def read_folder(folder: Path, *, test: float, seed: int) -> Federation:
         return _read(folder, test, seed)
     except OSError as error:
         raise Refused(f"The folder '{folder}' cannot be read: {error.strerror}.") from error
+
+
+def read_client(path: Path, name: str, *, test: float, seed: int, **extra: Any) -> Federation:
+    """One client's own .npz alone; what it holds out for testing depends on its name and the seed."""
+    if not path.is_file():
+        raise Refused(f"There is no file '{path}'; a client's data are a .npz.")
+    try:
+        arrays = _read_npz(path, test, (seed, crc32(name.encode())))
+    except OSError as error:
+        raise Refused(f"'{path}' cannot be read: {error.strerror}.") from error
+    return Federation.from_arrays([arrays], names=[name], **extra)
 
 
 def _read(folder: Path, test: float, seed: int) -> Federation:

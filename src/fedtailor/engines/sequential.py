@@ -10,7 +10,7 @@ from fedtailor.batch import Common
 from fedtailor.errors import Refused
 from fedtailor.local import LocalView
 from fedtailor.samples import Samples
-from fedtailor.trees import Tree, flatten, stack, take
+from fedtailor.trees import Tree, flatten, map_leaves, stack, take
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,9 +25,11 @@ class Sequential:
         """function(local, *trees) for one client after another."""
         results: list[Tree] = []
         for position, client in enumerate(clients):
-            before = versions(trees)
-            results.append(function(self._view(client, round), *(take(tree, position) for tree in trees)))
-            check_untouched(before, versions(trees), client)
+            # in memory of their own, as they lie on the machine of a real client: bits may depend on that
+            own = [map_leaves(torch.Tensor.clone, take(tree, position)) for tree in trees]
+            before = versions(own)
+            results.append(function(self._view(client, round), *own))
+            check_untouched(before, versions(own), client)
             check_alike(results[0], results[-1], clients[0], client)
         return stack(results)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.batch import Batch
+from fedtailor.errors import Refused
 from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Method, Setup, SGDMethod
 from fedtailor.trees import (
@@ -110,6 +111,7 @@ class SelfFL(Method):
     down: ClassVar[str] = "model, 2 numbers"
     up: ClassVar[str] = "model, 1 number"
     keeps: ClassVar[str] = "own model, its mean and variance over rounds"
+    newcomer: ClassVar[str] = "the common model, where its own begins; its variance is taken for the usual one"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,6 +140,13 @@ class SelfFL(Method):
             "representative_variances": like.new_full((count,), _UNKNOWN),
             "active": torch.zeros(count, dtype=torch.bool, device=like.device),
         }
+
+    def welcome(self, server: Tree, setup: Setup, before: int) -> Tree:
+        """A newcomer's variance is unknown, so it counts in Σ_k w_k, which everyone is told, by the mean of the known
+        ones."""
+        if self.clusters:
+            raise Refused("SelfFL with clusters cannot take newcomers: it does not know which cluster they are of.")
+        return super().welcome(server, setup, before)
 
     def init_client(self, setup: Setup) -> Tree:
         like = setup.like

@@ -58,6 +58,7 @@ class FedAF(Method):
     personal: ClassVar[bool] = False
     down: ClassVar[str] = "model, mean logits of classes"
     up: ClassVar[str] = "synthetic samples, mean logits and soft labels of own classes"
+    newcomer: ClassVar[str] = "the common model, the mean logits of classes"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ from fedtailor import hashing
 from fedtailor.batch import Batch
 from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Setup, SGDMethod
-from fedtailor.trees import Params, Rows, Tree, map_leaves, put, repeat
+from fedtailor.trees import Params, Rows, Tree, map_leaves, mean, put, repeat, take
 
 _CHOICE = 5  # salt: which cores a client gets
 
@@ -40,6 +40,7 @@ class APPLE(SGDMethod):
     down: ClassVar[str] = "core models of all others, or of M"
     up: ClassVar[str] = "core model"
     keeps: ClassVar[str] = "core model, weight of every client"
+    newcomer: ClassVar[str] = "core models of others; its own is their mean by samples"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,6 +71,33 @@ class APPLE(SGDMethod):
             return state
         seen = torch.zeros_like(shares, dtype=torch.bool)
         return state | {"cache": repeat(setup.model.trainable(setup.params), setup.num_clients), "seen": seen}
+
+    def welcome(self, server: Tree, setup: Setup, before: int) -> Tree:
+        """A newcomer's core is the mean of all by samples: with it, p_0 of more clients mixes the same model. Others
+        are sent it as every other core; with a limit, when they ask for it."""
+        wide = super().welcome(server, setup, before)
+        late = torch.arange(setup.num_clients, device=setup.sizes.device) >= before
+        common = mean(wide["cores"], torch.where(late, 0, setup.sizes))
+        cores = put(wide["cores"], late.nonzero()[:, 0], repeat(common, int(late.sum())))
+        return {"cores": cores, "wanted": wide["wanted"] & (late[:, None] | ~late) if self.limit else wide["wanted"]}
+
+    def widen(self, state: Tree, setup: Setup) -> Tree:
+        """p_0 is that of all clients there are, p_i changed from it as before; with a limit, newcomers' cores are taken
+        for the mean of those seen until they are seen."""
+        wide = super().widen(state, setup) | {"shares": self.init_client(setup)["shares"]}
+        if not self.limit or not state["seen"].any():
+            return wide
+        before, seen = len(state["seen"]), state["seen"].nonzero()[:, 0]
+        usual = mean(take(state["cache"], seen), state["shares"][seen])
+        late = torch.arange(before, setup.num_clients, device=seen.device)
+        return wide | {"cache": put(wide["cache"], late, repeat(usual, len(late)))}
+
+    def join(self, setup: Setup, message: Tree) -> Tree:
+        """The own core begins at the mean of those received, by samples; so do those that did not come."""
+        present = next(iter(message["cores"].values())).present
+        common = mean({name: rows.values for name, rows in message["cores"].items()}, setup.sizes * present)
+        state = self.init_client(setup) | {"core": setup.params | common}
+        return state | {"cache": repeat(common, setup.num_clients)} if self.limit else state
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
         present = server["wanted"][list(clients)]

@@ -20,6 +20,7 @@ from fedtailor.batch import Batch
 from fedtailor.errors import Refused
 from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Method, Setup, SGDMethod
+from fedtailor.newcomers import newcomer_shares, seat
 from fedtailor.trees import Params, Rows, Tree, dot, map_leaves, mean, put, repeat, scale, sub, take, zeros_like
 
 _HYPERNETWORK = 5  # salt: apart from what clients draw from the seed
@@ -51,6 +52,7 @@ class PFedLA(SGDMethod):
     printed_sign: bool = False  # returned − sent: climbs instead of descending
     down: ClassVar[str] = "own mixture, layer by layer"
     keeps: ClassVar[str] = "nothing, or retained layers"
+    newcomer: ClassVar[str] = "equal shares of all models; retained layers are the start's"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,6 +77,21 @@ class PFedLA(SGDMethod):
         networks = repeat({"trunk": trunk, "outputs": outputs}, count)  # ψ_i, alike at first
         networks["embedding"] = _draw_normal(setup, (count, self.embedding))  # v_i
         return {"models": repeat(setup.params, count), "networks": networks}
+
+    def welcome(self, server: Tree, setup: Setup, before: int) -> Tree:
+        """A newcomer's hypernetwork gives all clients equal shares; its model is the mean until it sends one. Others'
+        give it the mean of their outputs, and so send a little more of the mean model: with a share of 0, a ReLU would
+        have no slope by which the share could ever grow."""
+        wide = super().welcome(server, setup, before)
+        late = torch.arange(setup.num_clients, device=wide["networks"]["embedding"].device) >= before
+
+        def even(leaf: Tensor) -> Tensor:  # [clients, outputs, ...]
+            new = (late[:, None] | late).reshape(*leaf.shape[:2], *[1] * (leaf.ndim - 2))
+            return torch.where(new, leaf[:, :before].mean(1, keepdim=True), leaf)
+
+        outputs = map_leaves(even, wide["networks"]["outputs"])
+        models = seat(wide["models"], newcomer_shares(wide["models"], before))
+        return {"models": models, "networks": wide["networks"] | {"outputs": outputs}}
 
     def init_client(self, setup: Setup) -> Tree:
         return {"params": setup.params} if self.retained else {}
@@ -165,6 +182,7 @@ class PFedHN(Method):
     printed_sign: bool = False  # returned − sent: climbs instead of descending
     down: ClassVar[str] = "own generated model"
     keeps: ClassVar[str] = "nothing, or head"
+    newcomer: ClassVar[str] = "the model of the mean embedding; a head of its own is the start's"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,6 +213,14 @@ class PFedHN(Method):
         }
         statistics = {name: leaf for name, leaf in params.items() if name not in learnt}
         return {"network": network, "velocity": zeros_like(network), "statistics": statistics}
+
+    def welcome(self, server: Tree, setup: Setup, before: int) -> Tree:
+        """A newcomer's embedding is the mean. Where more clients give embeddings more numbers, these are 0 at first,
+        so that everyone's model stays."""
+        wide = super().welcome(server, setup, before)
+        old, width = server["network"]["embeddings"], wide["network"]["embeddings"].shape[1]
+        rows = torch.cat([old, old.mean(0).expand(setup.num_clients - before, -1)])
+        return wide | {"network": wide["network"] | {"embeddings": F.pad(rows, (0, width - old.shape[1]))}}
 
     def init_client(self, setup: Setup) -> Tree:
         return {"head": setup.split("head")[1]} if self.local_head else {}

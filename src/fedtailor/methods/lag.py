@@ -44,6 +44,7 @@ class _Layerwise(Method):
     layers: Choice = "conflict"  # the choice: by conflict, or always the first, middle or last k
     down: ClassVar[str] = "layers without conflict"
     keeps: ClassVar[str] = "own model"
+    newcomer: ClassVar[str] = "the layers without conflict; the others are the start's"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,6 +79,16 @@ class _Layerwise(Method):
 
     def init_client(self, setup: Setup) -> Tree:
         return {"inner": self.wrapped.init_client(setup), "params": setup.params}
+
+    def welcome(self, server: Tree, setup: Setup, before: int) -> Tree:
+        return super().welcome(server | {"inner": self.wrapped.welcome(server["inner"], setup, before)}, setup, before)
+
+    def widen(self, state: Tree, setup: Setup) -> Tree:
+        return super().widen(state | {"inner": self.wrapped.widen(state["inner"], setup)}, setup)
+
+    def join(self, setup: Setup, message: Tree) -> Tree:
+        # its personal layers do not cross, so they begin where the server's copy of a newcomer's model is: at the start
+        return {"inner": self.wrapped.join(setup, message), "params": setup.params}
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
         return self._global_part(server, self.wrapped.send(server["inner"], clients, round))

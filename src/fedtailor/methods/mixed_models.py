@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Setup, SGDMethod
+from fedtailor.newcomers import newcomer_shares, seat
 from fedtailor.trees import Params, Tree, combine, dots, mean, put, repeat, squared_distance, squared_norms, sub
 
 
@@ -34,6 +35,7 @@ class FedAMP(SGDMethod):
     sharpness: float = 50.0  # σ of HeurFedAMP, how much a higher cosine counts
     down: ClassVar[str] = "own mixture of models"
     keeps: ClassVar[str] = "own model"
+    newcomer: ClassVar[str] = "the mean model, where its own begins"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,6 +50,12 @@ class FedAMP(SGDMethod):
         like = setup.like
         own = torch.eye(setup.num_clients, dtype=like.dtype, device=like.device)
         return {"models": repeat(setup.params, setup.num_clients), "weights": own}
+
+    def welcome(self, server: Tree, setup: Setup, before: int) -> Tree:
+        wide = super().welcome(server, setup, before)
+        shares = newcomer_shares(wide["models"], before)
+        weights = torch.cat([wide["weights"][:before], shares])  # until the next round measures distances
+        return {"models": seat(wide["models"], shares), "weights": weights}
 
     def init_client(self, setup: Setup) -> Tree:
         return {"params": setup.params}
@@ -121,6 +129,7 @@ class FedAPA(SGDMethod):
     down: ClassVar[str] = "own mixture of bodies"
     up: ClassVar[str] = "body"
     keeps: ClassVar[str] = "head"
+    newcomer: ClassVar[str] = "the mean body; its head is the start's"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,6 +154,14 @@ class FedAPA(SGDMethod):
         statistics = {name: leaf for name, leaf in body.items() if name not in learnt}
         bodies = {"params": repeat(learnt, count), "statistics": repeat(statistics, count)}
         return {**bodies, "weights": weights, "velocity": nothing}
+
+    def welcome(self, server: Tree, setup: Setup, before: int) -> Tree:
+        """A newcomer's body is the mean, and so is what it gets, also if it comes later: its row of A mixes all others
+        alike. They do not mix its body in before they learn to."""
+        wide = super().welcome(server, setup, before)
+        shares = newcomer_shares(wide["params"], before)
+        bodies = {part: seat(wide[part], shares) for part in ("params", "statistics")}
+        return {**wide, **bodies, "weights": torch.cat([wide["weights"][:before], shares])}
 
     def init_client(self, setup: Setup) -> Tree:
         return {} if self.share == "all" else {"head": setup.split("head")[1]}

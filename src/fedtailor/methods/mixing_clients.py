@@ -12,6 +12,7 @@ from fedtailor.batch import Batch
 from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Setup, SGDMethod
 from fedtailor.model import Model
+from fedtailor.newcomers import newcomer_shares, seat
 from fedtailor.together import most_of
 from fedtailor.trees import Params, Tree, map_leaves, mean, put, repeat, squared_norms, sub, take
 
@@ -36,6 +37,7 @@ class FedFomo(SGDMethod):
     down: ClassVar[str] = "M models of others"
     up: ClassVar[str] = "model, M weights"
     keeps: ClassVar[str] = "own model"
+    newcomer: ClassVar[str] = "M models of others to mix; its own is the start till then"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,6 +51,12 @@ class FedFomo(SGDMethod):
         affinity = torch.eye(setup.num_clients, dtype=like.dtype, device=like.device)  # P
         seed = torch.tensor(setup.seed, device=like.device)
         return {"models": repeat(setup.params, setup.num_clients), "affinity": affinity, "seed": seed}
+
+    def welcome(self, server: Tree, setup: Setup, before: int) -> Tree:
+        """A newcomer's model is the mean until it sends one. There are more models to choose from now, so others may be
+        sent other ones."""
+        wide = super().welcome(server, setup, before)
+        return wide | {"models": seat(wide["models"], newcomer_shares(wide["models"], before))}
 
     def init_client(self, setup: Setup) -> Tree:
         return {"params": setup.params}
@@ -140,6 +148,7 @@ class FedALA(SGDMethod):
     share: float = 0.8  # s, of a client's samples, to learn W on
     first_epochs: int = 20  # most passes the first time
     keeps: ClassVar[str] = "own last layers, their weights"
+    newcomer: ClassVar[str] = "the common model, where its own begins"
 
     def __post_init__(self) -> None:
         super().__post_init__()

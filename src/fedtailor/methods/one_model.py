@@ -106,6 +106,7 @@ class Scaffold(Method):
     down: ClassVar[str] = "model, control"
     up: ClassVar[str] = "model, change of control"
     keeps: ClassVar[str] = "control"
+    newcomer: ClassVar[str] = "the common model; its control begins at 0"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,6 +121,11 @@ class Scaffold(Method):
 
     def init_client(self, setup: Setup) -> Tree:
         return {"control": zeros_like(setup.model.trainable(setup.params))}
+
+    def welcome(self, server: Tree, setup: Setup, before: int) -> Tree:
+        """c is the mean of all c_i, and those of newcomers are 0: so it shrinks, for everyone."""
+        wide = super().welcome(server, setup, before)
+        return wide | {"control": scale(wide["control"], before / setup.num_clients)}
 
     def train(self, local: LocalView, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         drift = sub(message["control"], state["control"])  # c − c_i
@@ -202,6 +208,7 @@ class FedADMM(SGDMethod):
     personal: ClassVar[bool] = False
     up: ClassVar[str] = "change of the model"
     keeps: ClassVar[str] = "own model, dual"
+    newcomer: ClassVar[str] = "the common model, where its own begins; its dual is 0"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -35,6 +35,7 @@ class LpProj(Method):
     down: ClassVar[str] = "projection of a model"
     up: ClassVar[str] = "projection of a model"
     keeps: ClassVar[str] = "own model"
+    newcomer: ClassVar[str] = "the common projection; its model is the start"
 
     def __post_init__(self) -> None:
         super().__post_init__()

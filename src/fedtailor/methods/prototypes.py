@@ -13,6 +13,7 @@ from fedtailor.discrepancy import squared_distances
 from fedtailor.local import LocalView
 from fedtailor.method import Exchange, Setup, SGDMethod
 from fedtailor.model import Inputs, Model
+from fedtailor.newcomers import newcomer_shares, seat
 from fedtailor.simplex import least_mixtures
 from fedtailor.trees import Params, Rows, Tree, combine, mean, put, repeat, scale, sub, take
 
@@ -52,6 +53,7 @@ class FedProto(SGDMethod):
     down: ClassVar[str] = "prototypes"
     up: ClassVar[str] = "own prototypes, class sizes"
     keeps: ClassVar[str] = "own model"
+    newcomer: ClassVar[str] = "the common prototypes; its model is the start"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,6 +123,7 @@ class FedGH(SGDMethod):
     down: ClassVar[str] = "head"
     up: ClassVar[str] = "own prototypes"
     keeps: ClassVar[str] = "body"
+    newcomer: ClassVar[str] = "the common head; its body is the start's"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,6 +188,7 @@ class FedPAC(SGDMethod):
     smallest: float = 0.001  # weights of heads below it become 0
     down: ClassVar[str] = "body, own mixture of heads, prototypes"
     up: ClassVar[str] = "body, head, own prototypes, class sizes, statistics of features"
+    newcomer: ClassVar[str] = "the common body, the mean head, the common prototypes"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,6 +200,10 @@ class FedPAC(SGDMethod):
     def init_server(self, setup: Setup) -> Tree:
         body, head = setup.split("head")
         return {"params": body, "heads": repeat(head, setup.num_clients), "prototypes": _no_prototypes(setup)}
+
+    def welcome(self, server: Tree, setup: Setup, before: int) -> Tree:
+        wide = super().welcome(server, setup, before)
+        return wide | {"heads": seat(wide["heads"], newcomer_shares(wide["heads"], before))}
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
         common = repeat({"params": server["params"], "prototypes": server["prototypes"]}, len(clients))

@@ -39,6 +39,7 @@ class DBE(SGDMethod):
     down: ClassVar[str] = "model, once the consensus feature"
     up: ClassVar[str] = "model, once a mean feature"
     keeps: ClassVar[str] = "bias of features, consensus feature"
+    newcomer: ClassVar[str] = "the common model, the consensus feature; its bias begins at 0"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,6 +127,7 @@ class FedCP(SGDMethod):
     down: ClassVar[str] = "model, policy network"
     up: ClassVar[str] = "model, policy network"
     keeps: ClassVar[str] = "head"
+    newcomer: ClassVar[str] = "the common model, where its own head begins, and policy network"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -180,7 +182,7 @@ class FedCP(SGDMethod):
         """h_i(r⊙z) + h_g(s⊙z) with (r, s) = softmax((a + noise) / τ), a = ReLU(LN(Linear(z⊙c_i)))."""
         policy = personal["policy"]
         scores = torch.relu(_normalise(policy, _linear(policy, z * personal["context"])))
-        r, s = torch.softmax((scores.reshape(len(z), 2, -1) + noise) / self.tau, 1).unbind(1)
+        r, s = torch.softmax((scores.reshape(z.shape[0], 2, -1) + noise) / self.tau, 1).unbind(1)
         return model.answer(personal, r * z) + model.answer(personal["common"], s * z)
 
 
@@ -203,6 +205,7 @@ class GPFL(SGDMethod):
     down: ClassVar[str] = "body, embeddings of classes, valve"
     up: ClassVar[str] = "body, embeddings of classes, valve"
     keeps: ClassVar[str] = "head"
+    newcomer: ClassVar[str] = "the common body, embeddings and valve; its head is the start's"
 
     def __post_init__(self) -> None:
         super().__post_init__()

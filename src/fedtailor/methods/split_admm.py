@@ -43,6 +43,7 @@ class FedAPM(Method):
     down: ClassVar[str] = "shared part"
     up: ClassVar[str] = "change of the shared part and its dual"
     keeps: ClassVar[str] = "personal part, copy of the shared one, dual"
+    newcomer: ClassVar[str] = "the shared part, where its copy begins; its dual is 0, its personal part the start's"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,6 +33,7 @@ class FedAS(SGDMethod):
     down: ClassVar[str] = "body"
     up: ClassVar[str] = "body, Fisher weight"
     keeps: ClassVar[str] = "own model"
+    newcomer: ClassVar[str] = "the common body; its head is the start's"
 
     def __post_init__(self) -> None:
         super().__post_init__()

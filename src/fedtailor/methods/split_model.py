@@ -27,6 +27,7 @@ class _Split(SGDMethod):
     down: ClassVar[str] = "shared part"
     up: ClassVar[str] = "shared part"
     keeps: ClassVar[str] = "personal part"
+    newcomer: ClassVar[str] = "the shared part; the personal one is the start's"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,6 +73,7 @@ class _OwnHead(_Split):
     down: ClassVar[str] = "body"
     up: ClassVar[str] = "body"
     keeps: ClassVar[str] = "head"
+    newcomer: ClassVar[str] = "the common body; its head is the start's"
 
     @property
     def part(self) -> Split:
@@ -185,6 +187,7 @@ class LGFedAvg(_Split):
     down: ClassVar[str] = "head"
     up: ClassVar[str] = "head"
     keeps: ClassVar[str] = "body"
+    newcomer: ClassVar[str] = "the common head; its body is the start's"
 
     @property
     def part(self) -> Split:
@@ -206,6 +209,7 @@ class FedBN(_Split):
     down: ClassVar[str] = "all but batch normalisation"
     up: ClassVar[str] = "all but batch normalisation"
     keeps: ClassVar[str] = "batch normalisation"
+    newcomer: ClassVar[str] = "the shared part; batch normalisation is the start's"
 
     @property
     def part(self) -> Split:

@@ -25,6 +25,7 @@ class Local(SGDMethod):
     down: ClassVar[str] = "nothing"
     up: ClassVar[str] = "nothing"
     keeps: ClassVar[str] = "own model"
+    newcomer: ClassVar[str] = "nothing: its model is the start"
 
     @property
     def plain_mean(self) -> bool:
@@ -51,6 +52,7 @@ class Ditto(SGDMethod):
 
     lam: float = 1.0  # λ, pull of the own model towards the received one
     keeps: ClassVar[str] = "own model"
+    newcomer: ClassVar[str] = "the common model, where its own begins"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,6 +89,7 @@ class PFedMe(Method):
     steps: int = 20  # R, batches a round
     beta: float = 1.0  # β, share of the new average in the common model
     keeps: ClassVar[str] = "own model"
+    newcomer: ClassVar[str] = "the common model, where its own begins"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,6 +139,7 @@ class FedPHP(SGDMethod):
     mu: float = 0.9  # μ, largest share of the past in the own model
     teaching: Literal["mmd", "kd"] = "mmd"  # R, to be like the own model in its features, or in its answers
     keeps: ClassVar[str] = "own model, 1 number"
+    newcomer: ClassVar[str] = "the common model, where its own begins"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,6 +199,7 @@ class FedRoD(SGDMethod):
 
     gamma: float = 1.0  # γ, a class counts by its samples to this power in the balanced softmax
     keeps: ClassVar[str] = "own head"
+    newcomer: ClassVar[str] = "the common model; its own head begins at 0"
 
     def __post_init__(self) -> None:
         super().__post_init__()

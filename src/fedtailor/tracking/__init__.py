@@ -1,0 +1,1 @@
+"""Runs in trackers, each by its own library."""
