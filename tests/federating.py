@@ -76,12 +76,12 @@ def running_first(function: Callable[[], None], folder: Path) -> str:
     return str(folder)
 
 
-def until(holds: Callable[[], object], what: str, longest: float = LONGEST) -> None:
+def until(holds: Callable[[], object], what: str) -> None:
     """Wait for what other processes do."""
-    end = time.monotonic() + longest
+    end = time.monotonic() + LONGEST
     while not holds():
-        assert time.monotonic() < end, f"waited {longest:.0f} s in vain: {what}"
-        _AWHILE.wait(0.1)
+        assert time.monotonic() < end, f"waited {LONGEST:.0f} s in vain: {what}"
+        _AWHILE.wait(0.05)
 
 
 def free_port() -> int:
@@ -129,8 +129,8 @@ class Party:
         try:
             self.send(signal.SIGCONT)
             self.process.terminate()
-            self.process.wait(60.0)
-            until(lambda: not self.processes(), f"what '{self.log.stem}' started ends with it", 20.0)
+            self.process.wait(LONGEST)
+            until(lambda: not self.processes(), f"what '{self.log.stem}' started ends with it")
         finally:
             self.kill()
 

@@ -444,6 +444,20 @@ def test_a_folder_of_another_version_is_refused_in_words(tmp_path: Path) -> None
     assert all("written by FedTailor 3.1 in format 2, and this version reads format 1" in each for each in words)
     path.write_text(json.dumps({name: value for name, value in info.items() if name not in ("format", "fedtailor")}))
     assert "by FedTailor an earlier version" in refusal(lambda: ft.open(tmp_path))
+    for odd in ({"format": list(range(2000))}, {"format": 2, "fedtailor": ["3.1"]}):
+        path.write_text(json.dumps(info | odd))
+        assert "does not say in which format" in refusal(lambda: ft.open(tmp_path))
+    path.write_text(json.dumps(info | {"format": 10**4000, "fedtailor": "\x1b[2J" + "9" * 4000}))
+    assert len(refusal(lambda: ft.open(tmp_path))) < 400
+
+
+@pytest.mark.parametrize("threads", [0, 2**16, 2**63])
+def test_threads_that_no_machine_has_are_refused(threads: int, tmp_path: Path) -> None:
+    """To ask torch for them would end the process."""
+    go(tmp_path)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"threads": threads}))
+    assert "threads that no machine has" in refusal(lambda: ft.open(tmp_path))
 
 
 def test_what_could_not_be_read_again_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,11 +198,10 @@ def test_a_hostile_client_is_refused_and_named_and_disturbs_nobody(tmp_path: Pat
         until(lambda: "does not know this client's key" in stranger.said(), "the stranger is refused")
         stranger.end()
 
-        real.wait_for_round(8)
-        usual = {number: peak_memory(number) for number in server.processes()}
         real.wait_for_round(9)
-        assert max(peak_memory(number) - usual[number] for number in usual) < 2**28  # bytes
+        assert holds_no_gigabyte(server)
         run = real.wait_for_end()
+        assert holds_no_gigabyte(server)
         plan, failed, missed = plan_of(run), *([line[why] for line in run.records] for why in ("failed", "missed"))
         assert plan == [EVERYONE, *[[0, 1]] * 6, EVERYONE, [0, 1], [0, 1]]
         for number, words in REFUSALS.items():
@@ -211,12 +210,16 @@ def test_a_hostile_client_is_refused_and_named_and_disturbs_nobody(tmp_path: Pat
         gate = (real.operator / "log" / "gate.log").read_text()
         assert "'cleo' answers in another client's name" in gate and "FORGED: " in log_of(real, "cleo")
         assert "'cleo' sends more than" in gate
-        largest = max(usual.values())  # by which a process that began since then is measured: importing takes much
-        assert max(peak_memory(number) - usual.get(number, largest) for number in server.processes()) < 2**28
         assert sum(path.stat().st_size for path in real.operator.glob("superlink.db*")) < 2**28
         real.check_same(run, clients=[0, 1])
         assert cleo.process.poll() is None
         real.end()
+
+
+def holds_no_gigabyte(server: Party) -> bool:
+    """Whether none of its processes ever took as much memory as the answer that was too large. Imports take a third of
+    it, and what Flower was let have of the answer, which is a sixteenth, it copies a few times."""
+    return max(map(peak_memory, server.processes())) < 2**30
 
 
 def log_of(real: Federation, name: str) -> str:

@@ -611,4 +611,4 @@ def test_hostile_bundles_are_opened_or_refused(made: Path, tmp_path: Path) -> No
         bundle = opened(data, folder)
         assert read_bundle(bundle.folder) == bundle and {p.name for p in bundle.folder.iterdir()} == set(NAMES)
 
-    fuzz(Reader(read, tar.read_bytes(), damaged([tar.read_bytes()]) | parts), 1, tmp_path, derandomize=True)
+    fuzz(Reader(read, tar.read_bytes(), damaged([tar.read_bytes()]) | parts), 1, tmp_path)

@@ -9,7 +9,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,6 +27,7 @@ from flwr.proto.node_pb2 import Node
 from starlette.types import Receive, Scope, Send
 
 from conftest import refusal
+from federating import LONGEST, free_port, until
 from fedtailor.deploy import link, node
 from fedtailor.deploy.child import Child, end_all, environment, kin, once
 from fedtailor.deploy.folder import enrol, enrolled
@@ -35,24 +35,13 @@ from fedtailor.deploy.gate import Gate, Limits, bind, standing
 from fedtailor.deploy.keys import Bundle, make_keys, open_bundle
 from fedtailor.deploy.settings import Deployment, read_deployment, write_deployment
 
-_LONGEST = 120.0  # seconds to wait for anything
 _LIMITS = Limits(body=3_000_000, upload=5_000_000)
 _FLEET = "/v1/fleet/"
 
 
-def until(holds: Callable[[], object], what: str, longest: float = _LONGEST) -> None:
-    """Wait for what other processes do."""
-    end = time.monotonic() + longest
-    while not holds():
-        assert time.monotonic() < end, f"waited {longest:.0f} s in vain: {what}"
-        threading.Event().wait(0.05)
-
-
 def prepare(folder: Path, clients: list[str]) -> Path:
     """An operator's folder, on a port that is free, and the clients' folders beside it."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    write_deployment(folder, Deployment(address=f"localhost:{port}"))
+    write_deployment(folder, Deployment(address=f"localhost:{free_port()}"))
     for tar in make_keys(folder, clients):
         open_bundle(tar, folder.parent / tar.stem / "bundle")
     return folder
@@ -564,7 +553,7 @@ def test_a_federation_loses_its_parts_and_finds_them_again(tmp_path: Path) -> No
         clients["a"].kill_flower()  # comes back, as who it was
         clients["a"].wait_for("Connected", times=2)
         server.kill_flower()  # ends the server, for systemd to start it again
-        assert server.process.wait(_LONGEST) != 0
+        assert server.process.wait(LONGEST) != 0
         assert kin(folder / "home") == []
         server = start(_SERVE, folder)
         clients["late"] = start(_CONNECT, tmp_path / "late")
@@ -583,5 +572,5 @@ def test_a_federation_loses_its_parts_and_finds_them_again(tmp_path: Path) -> No
         everything = [running.process for running in (*clients.values(), server)]
         for process in everything:
             process.terminate()
-        assert [process.wait(_LONGEST) for process in everything] == [0] * 4
+        assert [process.wait(LONGEST) for process in everything] == [0] * 4
         assert all(kin(place / "home") == [] for place in (folder, *(tmp_path / name for name in clients)))

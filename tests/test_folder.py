@@ -176,7 +176,7 @@ def test_a_file_that_is_no_npz_is_refused(tmp_path: Path, content: bytes) -> Non
     assert "allow_pickle" not in text, "numpy's own advice would run what is in the file"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255))
 def test_a_damaged_npz_is_read_or_refused(tmp_path: Path, at: float, bits: int) -> None:
     content = bytearray(whole_npz())
@@ -349,7 +349,7 @@ def test_whatever_pillow_raises_is_a_refusal(tmp_path: Path, suffix: str, at: in
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # pillow warns of what it then reads or not
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255), suffix=st.sampled_from([".png", ".jpg", ".tif"]))
 def test_a_damaged_picture_is_read_or_refused(tmp_path: Path, at: float, bits: int, suffix: str) -> None:
     folder = tmp_path / suffix[1:]

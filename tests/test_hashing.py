@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -34,7 +34,6 @@ def chi_square(counts: Tensor) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-@settings(deadline=None)
 @given(st.lists(PART, min_size=1, max_size=5))
 def test_whole_numbers_and_tensors_give_the_same_key(parts: list[int]) -> None:
     assert int(hashing.key(*map(torch.tensor, parts))) == hashing.key(*parts)
@@ -42,7 +41,6 @@ def test_whole_numbers_and_tensors_give_the_same_key(parts: list[int]) -> None:
     assert int(mixed) == hashing.key(*parts)
 
 
-@settings(deadline=None)
 @given(st.lists(PART, min_size=1, max_size=5))
 def test_a_key_is_a_32_bit_word(parts: list[int]) -> None:
     assert 0 <= hashing.key(*parts) < 2**32
@@ -53,7 +51,6 @@ def test_the_order_and_the_number_of_parts_count() -> None:
     assert len({hashing.key(*parts) for parts in lists}) == len(lists)
 
 
-@settings(deadline=None)
 @given(PART, st.integers(1, 60), st.integers(0, 20))
 def test_padding_comes_last_and_changes_nothing_before_it(of: int, size: int, padding: int) -> None:
     """What makes an engine that pads agree with one that does not."""

@@ -92,7 +92,7 @@ requests = st.builds(
 class_sizes = st.lists(st.integers(1, 30) | st.integers(100, 300), min_size=1, max_size=6)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(requests, class_sizes)
 def test_a_request_gives_a_lawful_split_or_is_impossible(request: Request, sizes: list[int]) -> None:
     labels = shuffled_labels(sizes)
@@ -111,7 +111,7 @@ def test_a_request_gives_a_lawful_split_or_is_impossible(request: Request, sizes
     assert same_split(owned, request.split(labels.copy())), "the same request, the same split"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 12), st.integers(1, 4), st.integers(2, 9), st.integers(1, 12), st.integers(0, 1000))
 @example(20, 5, 7, 2, 0)
 @example(10, 5, 10, 2, 0)
@@ -125,7 +125,7 @@ def test_with_samples_to_spare_nobody_is_refused(classes: int, times: int, least
         assert (table_of(labels, owned) > 0).sum(1).max() <= each
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 8)), min_size=2, max_size=8), st.integers(0, 1000))
 @example([(1, 8), (1, 8), (1, 8), (4, 0), (4, 0), (2, 8), (2, 8)], 0)
 def test_the_only_way_to_deal_single_classes_is_found(owners: list[tuple[int, int]], seed: int) -> None:
@@ -183,7 +183,7 @@ def test_every_partition_is_another_split() -> None:
     assert not any(same_split(a, b) for i, a in enumerate(splits) for b in splits[:i])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 40), st.integers(0, 60), st.integers(0, 1000))
 def test_iid_gives_everyone_the_same_number(clients: int, extra: int, seed: int) -> None:
     labels = shuffled_labels([2 * clients, extra + 1])
@@ -245,7 +245,7 @@ def test_who_has_his_share_gets_no_more_classes() -> None:
         assert sizes.max() <= 1000 + 1000  # just below a fair share, then one whole class
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 6), st.integers(2, 20), st.floats(0, 2), st.integers(0, 1000))
 def test_power_law_sizes_follow_the_law(classes: int, clients: int, exponent: float, seed: int) -> None:
     labels = shuffled_labels([4000 // classes] * classes)
@@ -332,7 +332,7 @@ def test_only_iid_does_without_classes(targets: NDArray[Any]) -> None:
 shares = st.floats(0.01, 0.99)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), shares, st.integers(0, 1000), st.integers(0, 1000))
 def test_what_is_held_out_has_the_same_proportions(sizes: list[int], share: float, seed: int, client: int) -> None:
     labels = shuffled_labels([*sizes, 50])
@@ -374,7 +374,7 @@ def test_a_share_of_nothing_holds_out_nothing() -> None:
     assert kept.tolist() == [0, 1, 2, 3, 4] and len(held) == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(-20, 20), min_size=1) | st.lists(st.text(max_size=3), min_size=1))
 def test_every_owner_has_its_own_samples(owners: list[Any]) -> None:
     names, owned = by_owner(owners)

@@ -15,6 +15,7 @@ from torch import nn
 import fedtailor as ft
 from conftest import Loud, TinyNet, same, tiny_federation
 from fedtailor.experiment import from_toml, make
+from fedtailor.lines import check_line
 from fedtailor.methods import METHODS
 from fedtailor.record import free_folder
 from fedtailor.toml import to_toml
@@ -54,6 +55,15 @@ def test_the_folder_can_be_read_without_this_library(net: nn.Module, tmp_path: P
     model = TinyNet().double()
     model.load_state_dict(load_file(tmp_path / "personal" / "trained" / "002.safetensors"))
     assert same(dict(model.state_dict()), run.personal(2))
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -1, 10**400, "7", True, None])
+def test_a_line_says_how_long_its_round_took(odd: object, net: nn.Module, tmp_path: Path) -> None:
+    kept(tmp_path, "fedavg", net)
+    first = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])
+    assert check_line(first, 1, 4) == first
+    with pytest.raises(ValueError, match="not a round's"):
+        check_line(first | {"seconds": odd}, 1, 4)
 
 
 def test_runs_never_overwrite_each_other(net: nn.Module, tmp_path: Path) -> None:

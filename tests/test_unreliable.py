@@ -390,9 +390,7 @@ def _spoilt(draw: st.DrawFn) -> bytes:
     )
 
 
-@settings(
-    max_examples=1000, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(_VALID)
 @given(data=_spoilt() | _VALUES.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40))
 def test_any_bytes_are_a_trace_or_refused(tmp_path: Path, data: bytes) -> None:

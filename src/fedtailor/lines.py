@@ -78,7 +78,7 @@ def check_line(line: Any, number: int, num_clients: int) -> Record:
     ValueError: line 1 of the record is not a round's
     """
     whole = isinstance(line, dict) and type(line.get("round")) is int and line["round"] == number
-    if not whole or not all(_is_number(line.get(name)) for name in ("seconds", "bytes_up", "bytes_down")):
+    if not whole or not all(_is_amount(line.get(name)) for name in ("seconds", "bytes_up", "bytes_down")):
         raise ValueError(f"line {number} of the record is not a round's")
     known = {str(client) for client in range(num_clients)}
     groups = [line.get(group, {}) for group in ("per_client", "last_trained", "missed", "failed", "monitor")]
@@ -95,6 +95,10 @@ def check_line(line: Any, number: int, num_clients: int) -> Record:
     if not _is_number_or_none(line.get("epsilon")):
         raise ValueError(f"line {number} of the record has an epsilon that is no number")
     return dict(line)
+
+
+def _is_amount(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < 2**63
 
 
 def _is_number(value: Any) -> bool:

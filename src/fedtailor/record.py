@@ -36,7 +36,7 @@ from fedtailor.run import FORMAT, MOMENTS, Run, arrays_file, go_on_with
 from fedtailor.store import ClientStore
 from fedtailor.toml import to_toml
 from fedtailor.trees import Params, Tree
-from fedtailor.untrusted import LARGEST, read_toml
+from fedtailor.untrusted import LARGEST, quoted, read_toml
 
 FEDERATED = "flower"  # the engine of runs whose clients are real, and keep their states and models themselves
 _COST = 20  # a checkpoint is due when this many times as long has passed as the last one took
@@ -45,6 +45,7 @@ _INFO: dict[str, Any] = {  # what run.json must say, and how
     "clients": list, "engine": str, "threads": int, "chunk": int | None, "device": str, "torch": str, "score": str,
     "higher_is_better": bool, "fingerprint": dict,
 }  # fmt: skip
+_THREADS = 1024  # the most with which a run is resumed: a process that cannot make them all is ended by torch
 _SEALED = ("experiment.toml", "run.json", "start.safetensors")
 _OWN = {"run.json", "start.safetensors", "rounds.jsonl", "lock"}  # what a run killed while it began may leave
 _AGAINST = (OSError, SafetensorError)  # what may go wrong with files of tensors
@@ -271,13 +272,13 @@ def read_info(folder: Path) -> dict[str, Any]:
     """Where the run ran and who its clients are, if this version can read it."""
     with _reading(folder):
         info = json.loads(_read_text(folder / "run.json"))
-        written = info.get("format", 0)
+        written, by = info.get("format", 0), info.get("fedtailor", "an earlier version")
+        if type(written) is not int or not isinstance(by, str):
+            raise ValueError("run.json does not say in which format the run is")
         if written != FORMAT:
-            by = info.get("fedtailor", "an earlier version")
-            raise Refused(
-                f"The run in '{folder}' was written by FedTailor {by} in format {written}, and this version reads "
-                f"format {FORMAT}; open it with that version."
-            )
+            theirs = f"FedTailor {quoted(by, 40)} in format {quoted(str(written), 20)}"
+            here = f"this version reads format {FORMAT}; open it with that version"
+            raise Refused(f"The run in '{folder}' was written by {theirs}, and {here}.")
         for name, kinds in _INFO.items():
             if not isinstance(info[name], kinds) or (isinstance(info[name], bool) and kinds is not bool):
                 raise ValueError(f"run.json says something odd of '{name}'")
@@ -286,8 +287,8 @@ def read_info(folder: Path) -> dict[str, Any]:
             raise ValueError("run.json does not say how many samples clients have")
         if not info["clients"] or not all(isinstance(client["name"], str) for client in info["clients"]):
             raise ValueError("run.json names no clients")
-        if info["engine"] not in (*ENGINES, FEDERATED) or info["threads"] < 1:
-            raise ValueError("run.json names no engine")
+        if info["engine"] not in (*ENGINES, FEDERATED) or not 1 <= info["threads"] <= _THREADS:
+            raise ValueError("run.json names no engine, or threads that no machine has")
     return dict(info)
 
 
