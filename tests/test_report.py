@@ -267,6 +267,19 @@ def test_every_condition_has_its_chance(tmp_path: Path) -> None:
     assert ["alpha = 0.1" in answers[0], "alpha = 1" in answers[1]] == [True, True] and "flatters" in answers[2]
 
 
+def test_several_sweeps_are_told_apart(tmp_path: Path) -> None:
+    places = [tmp_path / "here" / "mu", tmp_path / "lr"]
+    words = [SWEEP, SWEEP.replace("mu 0.1,1", "lr 0.2,2")]
+    sweep = compose([run for each in zip(places, words, strict=True) for run in swept(*each)]).chapters[0].sections[0]
+    assert sweep.answer[0].startswith("In the sweep 'mu': The best is mu = 1: ")
+    assert any(sentence.startswith("In the sweep 'lr': The best is lr = 2: ") for sentence in sweep.answer)
+    assert [figure.title.partition(":")[0] for figure in sweep.figures] == ["mu", "lr"]
+    places = [tmp_path / part / "mu" for part in ("one", "other")]
+    words = [SWEEP, SWEEP.replace("0.1,1", "0.2,2")]
+    sweep = compose([run for each in zip(places, words, strict=True) for run in swept(*each)]).chapters[0].sections[0]
+    assert sweep.answer[0].startswith(f"In the sweep '{places[0]}': ")
+
+
 def test_runs_of_a_sweep_that_are_missing_are_counted(tmp_path: Path) -> None:
     runs = swept(tmp_path / "fields", SWEEP)
     assert compose(runs[:2]).chapters[0].sections[0].answer[-1] == "2 of the sweep's 4 runs are missing here."

@@ -20,7 +20,7 @@ from fedtailor.see.neighbours import neighbours, shares
 from fedtailor.see.page import MARK, Chapter, Page, Section, html
 from fedtailor.see.repeat import commands, sweep_command
 from fedtailor.see.surface import surface
-from fedtailor.see.swept import Swept, sweeps
+from fedtailor.see.swept import Swept, names, sweeps
 from fedtailor.toml import flat
 
 _MOST_GROUPS = 8  # experiments that get a chapter each
@@ -184,7 +184,10 @@ def _of_first_seeds(group: Group) -> str:
 
 
 def _sweep(swept: Sequence[Swept], surfaces: Sequence[Figure]) -> Section:
-    answer = [sentence for one in swept for sentence in one.answer()]
+    answer: list[str] = []
+    for one, name in zip(swept, names(swept), strict=True):
+        first, *others = one.answer()
+        answer += [f"In the sweep '{name}': {first}" if name else first, *others]
     return Section("sweep", "Which settings are best?", answer, surfaces)
 
 

@@ -15,6 +15,7 @@ from fedtailor.see.swept import (
     apart,
     are_numbers,
     height,
+    names,
     order_of,
     says,
     split,
@@ -32,8 +33,9 @@ _Spot = tuple[Any, Contest, Setting]  # a value on the axis, None where a method
 def surface(found: Sequence[Swept]) -> list[Figure]:
     """The figures of every sweep."""
     figures: list[Figure] = []
-    for one in found:
-        figures += draw(one.plan, one.contests, f"-{len(figures) + 1}" if figures else "")
+    for one, name in zip(found, names(found), strict=True):
+        drawn = draw(one.plan, one.contests, f"-{len(figures) + 1}" if figures else "")
+        figures += [replace(figure, title=f"{name}: {figure.title}") for figure in drawn] if name else drawn
     return figures
 
 

@@ -78,6 +78,15 @@ def sweeps(runs: Sequence[Run]) -> list[Swept]:
     return [one for one in found if one.runs]
 
 
+def names(found: Sequence[Swept]) -> list[str]:
+    """How several sweeps are told apart: by their folders' names, or whole paths where these are the same. One alone
+    needs no name."""
+    folders = [run.folder.resolve().parent for one in found for run in one.runs[:1] if run.folder is not None]
+    short_ones = [folder.name for folder in folders]
+    told = short_ones if len(set(short_ones)) == len(folders) else [str(folder) for folder in folders]
+    return told if len(found) > 1 else [""] * len(found)
+
+
 def name_in(run: Run) -> str:
     """By what a run is called in its sweep: its folder's name."""
     return run.folder.resolve().name if run.folder is not None else ""
