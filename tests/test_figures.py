@@ -182,6 +182,12 @@ def test_a_note_of_who_sends_nothing_covers_no_name() -> None:
     assert np.diff(places).min() >= 0.999 * (90 - 50) / 330 * 16
 
 
+def test_clients_with_long_names_alike_have_a_column_each() -> None:
+    names = [f"{'ward ' * 20}{number}" for number in range(2)]
+    figure = split.split(one([made("local", {0: 0.5, 1: 0.5}, names=names)]))
+    assert figure is not None and len(set(figure.data[0]["x"])) == 2
+
+
 def test_the_split_is_drawn_in_shares() -> None:
     figure = split.split(one([made("local", {0: 0.5, 1: 0.5})]))
     assert figure is not None

@@ -10,7 +10,7 @@ from fedtailor.errors import Refused
 from fedtailor.lines import Lines, Record, check_line, restore
 from fedtailor.record import elsewhere, holds_run, is_finished, open_run, read_info, read_settings
 from fedtailor.run import Run
-from fedtailor.scale import tidy
+from fedtailor.scale import distinct, tidy
 from fedtailor.untrusted import parse_json
 
 HOW = ("engine", "chunk", "device", "checkpoint_every")  # settings that change nothing but time
@@ -51,8 +51,9 @@ def firsts(runs: Iterable[Run]) -> list[Run]:
 
 
 def called(run: Run) -> list[str]:
-    """How clients are called in sentences: by their names, where these are more than numbers."""
-    names = [tidy(client["name"]) for client in run.info["clients"]]
+    """How clients are called in sentences: by their names, where these are more than numbers. Those that are the same
+    once they are cut are numbered."""
+    names = distinct([tidy(client["name"]) for client in run.info["clients"]])
     return [f"client {name}" if name.isdecimal() else name for name in names]
 
 

@@ -1,6 +1,8 @@
 """How scores and names are written."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import isfinite
 
 SHARES = ("accuracy", "macro_f1", "auc")  # shown in %
@@ -26,6 +28,21 @@ def tidy(name: str) -> str:
     """
     plain = harmless(name)
     return plain if len(plain) <= _LONGEST else f"{plain[: _LONGEST - 1]}…"
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The same names, numbered where one comes again, as cut ones may.
+
+    >>> distinct(["a", "b", "a", "a#2"])
+    ['a', 'b', 'a#2', 'a#2#2']
+    """
+    wanted: dict[str, int] = {}  # a name that is taken -> how often it came
+    for name in names:
+        times = wanted.get(name, 0) + 1
+        ways = (name if number == 1 else f"{name}#{number}" for number in count(times))
+        found = next(way for way in ways if way not in wanted)
+        wanted |= {found: 1, name: times}
+    return list(wanted)
 
 
 def counted(count: int, what: str) -> str:

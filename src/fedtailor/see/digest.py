@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
 from math import inf, isfinite, nan
 from statistics import fmean, mean
 
@@ -15,7 +14,7 @@ from fedtailor.evaluation import weighted_mean
 from fedtailor.lines import Record, Values
 from fedtailor.reading import HOW, experiment_of, split_of
 from fedtailor.run import MOMENTS, Run
-from fedtailor.scale import Scale, tidy
+from fedtailor.scale import Scale, distinct, tidy
 from fedtailor.toml import flat
 
 Client = tuple[str, int]  # the split it belongs to and its number: two seeds may split the data into other clients
@@ -272,12 +271,9 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         method: [n for n in dict.fromkeys(n for own in some for n in own) if len({own.get(n) for own in some}) > 1]
         for method, some in by_method.items()
     }
-    labels: dict[str, str] = {}
-    taken: set[str] = set()
-    for key, run in settings.items():
-        shown = [f"{n}={value}" for n, value in fields[key].items() if n in differ[run.method]]
-        label = tidy(" ".join([run.method, *shown]))
-        ways = (label if number == 1 else f"{label}#{number}" for number in count(1))
-        labels[key] = next(way for way in ways if way not in taken)
-        taken.add(labels[key])
+    long = {
+        key: [run.method, *(f"{n}={value}" for n, value in fields[key].items() if n in differ[run.method])]
+        for key, run in settings.items()
+    }
+    labels = dict(zip(long, distinct([tidy(" ".join(words)) for words in long.values()]), strict=True))
     return [labels[key] for key in asked]
