@@ -85,7 +85,7 @@ def test_every_answer_forbids_what_the_page_does_not_need(tmp_path: Path) -> Non
     with page(tmp_path) as live:
         text = get(live, "/").decode()
         scripts = [part.partition('"')[0] for part in text.split('src="')[1:]]
-        assert len(scripts) == 4 and "http://" not in text and "https://" not in text
+        assert len(scripts) == 5 and "http://" not in text and "https://" not in text
         for path in ("/", "/api/runs", "/nothing", *scripts):
             _, headers, _ = ask(live, "GET", path)
             policy = headers["Content-Security-Policy"]

@@ -232,7 +232,7 @@ class Handler(BaseHTTPRequestHandler):
 @cache
 def assets() -> dict[str, tuple[bytes, str]]:
     """Address -> bytes and kind. The address changes with what it holds, so that browsers may keep it for good."""
-    texts = {name: static(name) for name in ("page.css", "live.css", "figures.js", "form.js", "live.js")}
+    texts = {name: static(name) for name in ("page.css", "live.css", "figures.js", "elements.js", "form.js", "live.js")}
     texts["plotly.js"] = plotly_script()
     found = {}
     for name, text in texts.items():
