@@ -232,7 +232,7 @@ def begun(run: Path, folder: Path) -> tuple[Path, list[bytes]]:
     shutil.copytree(run, folder)
     (folder / "personal").rename(folder.parent / "personal")
     lines = (folder / "rounds.jsonl").read_bytes().splitlines(keepends=True)
-    (folder / "rounds.jsonl").write_bytes(b"")
+    (folder / "rounds.jsonl").unlink()  # settings are written first
     return folder, lines
 
 
@@ -367,6 +367,8 @@ def test_what_cannot_be_is_refused(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "apa", tmp_path / "damaged")
     (tmp_path / "damaged" / "rounds.jsonl").write_text('{"round": 1}\n')
     assert "not a round's" in refusal(lambda: track([tmp_path / "damaged"], tensorboard=tmp_path / "boards"))
+    (tmp_path / "damaged" / "rounds.jsonl").unlink()
+    assert "lost its rounds" in refusal(lambda: track([tmp_path / "damaged"], tensorboard=tmp_path / "boards"))
 
 
 @pytest.mark.slow

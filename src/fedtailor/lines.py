@@ -14,6 +14,8 @@ from fedtailor.trees import Tree
 
 Record = dict[str, Any]  # one round; "per_client" maps a name to client -> number
 Values = dict[int, float]  # client -> number
+_TABLES = ("per_client", "last_trained", "missed", "failed", "monitor")
+_LISTS = ("clients", "diverged")  # of clients
 LARGE = 10_000  # numbers: an array beyond is kept as a tensor, on disk in a file beside the record
 
 
@@ -81,19 +83,23 @@ def check_line(line: Any, number: int, num_clients: int) -> Record:
     if not whole or not all(_is_amount(line.get(name)) for name in ("seconds", "bytes_up", "bytes_down")):
         raise ValueError(f"line {number} of the record is not a round's")
     known = {str(client) for client in range(num_clients)}
-    groups = [line.get(group, {}) for group in ("per_client", "last_trained", "missed", "failed", "monitor")]
+    groups = [line.get(group, {}) for group in _TABLES]
     if not all(isinstance(group, dict) for group in groups) or not {"bytes_up"} <= groups[0].keys():
         raise ValueError(f"line {number} of the record lacks its tables")
     numbers = [table for group in groups[:2] for table in group.values()]
     if not all(isinstance(table, dict) and all(map(_is_number_or_none, table.values())) for table in numbers):
         raise ValueError(f"line {number} of the record has something else than numbers of clients")
+    if not all(_is_number_or_none(value) for name, value in line.items() if name not in (*_TABLES, *_LISTS)):
+        raise ValueError(f"line {number} of the record has something else than numbers of its round")
+    if not all(isinstance(why, str) for group in groups[2:4] for why in group.values()):
+        raise ValueError(f"line {number} of the record does not say why clients were not there")
+    if not _is_recorded(groups[4]):
+        raise ValueError(f"line {number} of the record has numbers in its monitor that are none")
     lists = [line.get("clients"), line.get("diverged", [])]
     if not all(isinstance(some, list) and all(str(client) in known for client in some) for some in lists):
         raise ValueError(f"line {number} of the record does not list clients")
     if not all(table.keys() <= known for table in (*numbers, *groups[2:4])):
         raise ValueError(f"line {number} of the record names clients that are not there")
-    if not _is_number_or_none(line.get("epsilon")):
-        raise ValueError(f"line {number} of the record has an epsilon that is no number")
     return dict(line)
 
 
@@ -102,11 +108,19 @@ def _is_amount(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """What is no number was written as null, and whole numbers are counts of something."""
+    return math.isfinite(value) if isinstance(value, float) else type(value) is int and abs(value) < 2**63
 
 
 def _is_number_or_none(value: Any) -> bool:
     return value is None or _is_number(value)
+
+
+def _is_recorded(value: Any) -> bool:
+    """Whether these are numbers, tables and lists of them, or the words about an array that lies beside the record."""
+    if isinstance(value, dict | list):
+        return all(map(_is_recorded, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str | bool) or _is_number_or_none(value)
 
 
 def without_nan(value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,7 +15,7 @@ from fedtailor.scale import distinct, tidy
 from fedtailor.untrusted import parse_json
 
 HOW = ("engine", "chunk", "device", "checkpoint_every")  # settings that change nothing but time
-_LONGEST = 2**26  # bytes of a line: that of 1,000 clients has half a million
+LONGEST = 2**26  # bytes of a line: that of 1,000 clients has half a million
 _MARK = 64  # last bytes that were read, by which a file is known again
 
 
@@ -91,8 +92,24 @@ def peek(folder: Path) -> Run:
 
 
 def _lines(folder: Path, clients: int) -> list[Record]:
+    with reading_record(folder) as path:
+        return [restore(line) for _, line in Tail(path, clients).read()[1]]
+
+
+@contextmanager
+def reading_record(folder: Path) -> Iterator[Path]:
+    """The record in a run's folder; whatever is wrong with it, as one sentence.
+
+    >>> with reading_record(Path("nowhere")) as path:
+    ...     path.read_text()
+    Traceback (most recent call last):
+    fedtailor.errors.Refused: The record in 'nowhere' cannot be read: 'rounds.jsonl' is no file.
+    """
+    path = folder / "rounds.jsonl"
     try:
-        return [restore(line) for _, line in Tail(folder / "rounds.jsonl", clients).read()[1]]
+        if not path.is_file():  # a pipe may never say anything
+            raise ValueError(f"'{path.name}' is no file")
+        yield path
     except (OSError, ValueError) as error:
         raise Refused(f"The record in '{folder}' cannot be read: {str(error).rstrip('.')}.") from error
 
@@ -121,9 +138,9 @@ class Tail:
             file.seek(end)
             found: list[tuple[int, Record]] = []
             while room := most is None or len(found) < most:
-                text = file.readline(_LONGEST)
+                text = file.readline(LONGEST)
                 if not text.endswith(b"\n"):
-                    if len(text) == _LONGEST:
+                    if len(text) == LONGEST:
                         raise ValueError(f"line {count + 1} of the record has no end")
                     break
                 found.append((end, self._checked(text, count + 1)))
@@ -149,7 +166,7 @@ def line_at(path: Path, offset: int, clients: int) -> Record:
     """One line of a record, by its place in the file."""
     with path.open("rb") as file:
         file.seek(offset)
-        line = parse_json(file.readline(_LONGEST))
+        line = parse_json(file.readline(LONGEST))
     return restore(check_line(line, int(line["round"]), clients))
 
 

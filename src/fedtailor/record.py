@@ -283,6 +283,7 @@ def read_info(folder: Path) -> dict[str, Any]:
             if not isinstance(info[name], kinds) or (isinstance(info[name], bool) and kinds is not bool):
                 raise ValueError(f"run.json says something odd of '{name}'")
         sizes = [client[part] for client in info["clients"] for part in ("train", "validation", "test")]
+        sizes += [size for client in info["clients"] for size in client.get("classes") or ()]
         if not all(type(size) is int and 0 <= size < 2**53 for size in sizes):
             raise ValueError("run.json does not say how many samples clients have")
         if not info["clients"] or not all(isinstance(client["name"], str) for client in info["clients"]):

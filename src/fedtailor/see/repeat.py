@@ -24,6 +24,8 @@ def commands(runs: Sequence[Run]) -> list[str]:
     """One command that compares all these methods again, where there is one; else a command a run. Empty where no
     command can: a method, a network or data of one's own are given in Python."""
     try:
+        for run in runs:
+            make(run.experiment)  # of a folder from elsewhere: what could not be asked for is refused here
         whole = _compare(runs) if len(runs) > 1 else None
         return [whole] if whole else [_run(run) for run in runs]
     except Refused:
@@ -32,12 +34,12 @@ def commands(runs: Sequence[Run]) -> list[str]:
 
 def sweep_command(plan: Plan) -> str | None:
     """The `fedtailor sweep` that makes the same grid; None where flags cannot say it."""
-    words = ["fedtailor", "sweep", *_flags(plan.fixed)]
-    words += ["--moment", plan.moment] if plan.moment != "trained" else []
-    for axis in plan.axes:
-        given = {json.dumps(values[axis]): values[axis] for values in plan.runs.values() if axis in values}
-        words += _axis(axis, list(given.values()))
     try:
+        words = ["fedtailor", "sweep", *_flags(plan.fixed)]
+        words += ["--moment", plan.moment] if plan.moment != "trained" else []
+        for axis in plan.axes:
+            given = {json.dumps(values[axis]): values[axis] for values in plan.runs.values() if axis in values}
+            words += _axis(axis, list(given.values()))
         found = read_sweep(words[2:]).plan
     except Refused:
         return None
@@ -156,7 +158,7 @@ def _flag(path: str) -> str:
 
 def _word(value: Any, path: str) -> str:
     if isinstance(value, str):
-        parsed = read_flags([f"--{path}={value}"]).settings[path]
+        parsed = read_flags([f"--{path}={value}"]).settings.get(path)
         return value if parsed == value or path in _TEXT else json.dumps(value)
     if isinstance(value, (list, tuple)) and len(value) > 1 and all(type(part) in (int, float) for part in value):
         return ",".join(map(json.dumps, value))

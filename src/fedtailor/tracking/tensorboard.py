@@ -93,7 +93,10 @@ class BoardSession:
         """The settings, for the page of hyperparameters and as text. No list of names belongs to them: TensorBoard
         then makes one of all runs' settings, and runs of different methods lie beside each other."""
         about = self._about
-        plain = {n: v if isinstance(v, (bool, int, float)) else in_words(v) for n, v in about.settings.items()}
+        plain = {
+            n: v if isinstance(v, float) or (isinstance(v, int) and abs(v) < 2**63) else in_words(v)
+            for n, v in about.settings.items()
+        }
         toml = (about.folder / "experiment.toml").read_text(encoding="utf-8")
         as_code = "".join(f"    {line}\n" for line in toml.splitlines())  # in Markdown
         start = hparams_pb({**plain, **about.tags}, trial_id=about.key, start_time_secs=about.began)

@@ -9,9 +9,9 @@ from typing import Protocol
 
 from fedtailor.errors import Refused
 from fedtailor.lines import Record, restore
-from fedtailor.reading import Tail, folders, is_alone, peek
+from fedtailor.reading import LONGEST, Tail, folders, is_alone, peek, reading_record
 from fedtailor.record import holds_run, is_finished, read_info, read_settings
-from fedtailor.run import Run
+from fedtailor.run import Run, go_on_with
 from fedtailor.tracking.points import About, Point, about, of_end, of_round
 
 EXPERIMENT = "fedtailor"  # in MLflow, unless another is named
@@ -126,6 +126,8 @@ class _Followed:
             return
         finished = is_finished(self._folder)  # asked first: then no line comes after those that are read now
         if not self._begun():
+            if finished:
+                raise Refused(f"The record in '{self._folder}' lost its rounds; {go_on_with(self._folder)}.")
             self._tell("no round is written yet")
             return
         assert self._about is not None
@@ -150,8 +152,10 @@ class _Followed:
     def _begun(self) -> bool:
         """Whether there is a round; with the first, the trackers are asked what they have of the run."""
         if self._about is None:
-            with (self._folder / "rounds.jsonl").open("rb") as file:
-                first = file.readline()
+            if not (self._folder / "rounds.jsonl").exists():  # a run that has just begun
+                return False
+            with reading_record(self._folder) as path, path.open("rb") as file:
+                first = file.readline(LONGEST)
             if not first.endswith(b"\n"):
                 return False
             self._about = about(self._folder, read_settings(self._folder), read_info(self._folder), first)
@@ -165,10 +169,8 @@ class _Followed:
         self._tail.clients = len(read_info(self._folder)["clients"])  # real ones may have joined
         more = True
         while more:
-            try:
+            with reading_record(self._folder):
                 again, lines, more = self._tail.read(_LINES)
-            except (OSError, ValueError) as error:
-                raise Refused(f"The record in '{self._folder}' cannot be read: {str(error).rstrip('.')}.") from error
             if again:  # a run that was resumed wrote its last rounds anew
                 self._seconds = 0.0
             for line in (restore(line) for _, line in lines):
