@@ -57,7 +57,7 @@ def test_the_folder_can_be_read_without_this_library(net: nn.Module, tmp_path: P
     assert same(dict(model.state_dict()), run.personal(2))
 
 
-@pytest.mark.parametrize("odd", [math.nan, math.inf, -1, 10**400, "7", True, None])
+@pytest.mark.parametrize("odd", [math.nan, math.inf, 1e300, 10**400, "7", True, None])
 def test_a_line_says_how_long_its_round_took(odd: object, net: nn.Module, tmp_path: Path) -> None:
     kept(tmp_path, "fedavg", net)
     first = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])
