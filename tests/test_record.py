@@ -15,7 +15,7 @@ from torch import nn
 import fedtailor as ft
 from conftest import Loud, TinyNet, same, tiny_federation
 from fedtailor.experiment import from_toml, make
-from fedtailor.lines import check_line
+from fedtailor.lines import Record, check_line
 from fedtailor.methods import METHODS
 from fedtailor.record import free_folder
 from fedtailor.toml import to_toml
@@ -64,6 +64,24 @@ def test_a_line_says_how_long_its_round_took(odd: object, net: nn.Module, tmp_pa
     assert check_line(first, 1, 4) == first
     with pytest.raises(ValueError, match="not a round's"):
         check_line(first | {"seconds": odd}, 1, 4)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"seconds_evaluating": [1.0]},
+        {"accuracy_trained": 10**400},
+        {"per_client": {"bytes_up": {"0": math.inf}}},
+        {"monitor": {"weights": [[0.5, 10**400]]}},
+        {"missed": {"0": 7}},
+    ],
+)
+def test_a_line_with_what_is_no_number_is_not_read(odd: Record, net: nn.Module, tmp_path: Path) -> None:
+    kept(tmp_path, "fedavg", net)
+    first = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])
+    assert check_line(first | {"monitor": {"weights": [[0.5, 1e308, 1e308]], "layer": "fc"}}, 1, 4)
+    with pytest.raises(ValueError, match="line 1 of the record"):
+        check_line(first | odd, 1, 4)
 
 
 def test_runs_never_overwrite_each_other(net: nn.Module, tmp_path: Path) -> None:

@@ -214,6 +214,12 @@ def test_one_line_repeats_a_sweep(words: str) -> None:
     assert {point.label: point.experiment for point in again.points} == wanted
 
 
+def test_settings_that_nobody_could_ask_for_have_no_command(tmp_path: Path) -> None:
+    run = swept(tmp_path, SWEEP)[0]
+    assert repeat.commands([run])
+    assert repeat.commands([replace(run, experiment=run.experiment | {"evaluate_every": {"name": 5}})]) == []
+
+
 def test_a_sweep_of_one_method_is_ranked_once(tmp_path: Path) -> None:
     runs = swept(tmp_path, "--method fedprox --method.mu 0.1,1 --seed 0,1 --data.clients 3")
     page = compose(runs)
