@@ -152,10 +152,11 @@ class _Followed:
     def _begun(self) -> bool:
         """Whether there is a round; with the first, the trackers are asked what they have of the run."""
         if self._about is None:
-            if not (self._folder / "rounds.jsonl").exists():  # a run that has just begun
-                return False
-            with reading_record(self._folder) as path, path.open("rb") as file:
-                first = file.readline(LONGEST)
+            with reading_record(self._folder) as path:
+                if not path.is_file():  # a run that has just begun
+                    return False
+                with path.open("rb") as file:
+                    first = file.readline(LONGEST)
             if not first.endswith(b"\n"):
                 return False
             self._about = about(self._folder, read_settings(self._folder), read_info(self._folder), first)
