@@ -1,24 +1,29 @@
-# Two commands: `make run` shows what FedTailor does, `make test` says whether it is whole. Both make .venv first.
+# `make run` compares methods and writes a report; `make test` runs all checks. Both create .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: run test test-slow bench pictures clean
 
-run: $(VENV)/installed
-	$(BIN)/fedtailor compare local fedavg fedper fedapa fedapm fedlag selffl --data digits --data.clients 20 \
-		--data.alpha 0.1 --rounds 20 --batch-size 16 --seeds 0,1,2
+RUNS := runs/make-run
 
-# a thread each: pytest uses every core already
+run: $(VENV)/installed
+	rm -rf $(RUNS)
+	$(BIN)/fedtailor compare local fedavg fedper fedapa fedapm fedlag selffl --data digits --data.clients 20 \
+		--data.alpha 0.1 --rounds 20 --batch-size 16 --seeds 0,1,2 --out $(RUNS)
+	$(BIN)/fedtailor report $(RUNS) --out $(RUNS)/report.html
+
+# one thread per process, because pytest uses all cores
 test test-slow: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/installed-all
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto --dist worksteal
 
-# tests in a browser leave pictures of what they saw in artefacts/, or in $$FEDTAILOR_ARTEFACTS
+# browser tests save screenshots in artifacts/, or in $$FEDTAILOR_ARTIFACTS
 test-slow: $(VENV)/installed-all
 	$(BIN)/pytest -m slow -n auto --dist worksteal
 
@@ -32,7 +37,7 @@ bench: $(VENV)/installed-all
 pictures: $(VENV)/installed-all
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/screens.py
-	$(BIN)/python -m fedtailor.catalogue > docs/methods/index.md
+	$(BIN)/python -m fedtailor.methods.catalog > docs/methods/index.md
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -44,4 +49,4 @@ $(VENV)/installed-all: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) artefacts
+	rm -rf $(VENV) artifacts

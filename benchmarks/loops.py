@@ -1,7 +1,7 @@
-"""The loop that engines are measured against: FedAvg as a researcher would write it by hand in PyTorch.
+"""The baseline of the engine benchmark: FedAvg as a hand-written PyTorch loop.
 
-One resident network and optimiser, samples on the device once as prepared floats, batches by index, no number read
-back during a round, a running weighted average of the clients' models.
+The loop uses one network and one optimizer, keeps preprocessed samples on the device, selects batches by index, reads
+no value back during a round, and keeps a running weighted average of the clients' models.
 """
 
 import multiprocessing
@@ -13,85 +13,88 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.machine import torch_threads
-from works import Work
+from fedtailor.core.system import torch_threads
+from works import Workload
 
 
 @dataclass(frozen=True, eq=False)
-class HandWritten:
-    """FedAvg, client after client; `shared` is the server's model and changes with every round."""
+class HandWrittenLoop:
+    """FedAvg, one client after another; `shared` is the server's model, which every round updates."""
 
     net: nn.Module
-    optimiser: torch.optim.Optimizer  # plain SGD keeps nothing between clients, so one serves all
+    optimizer: torch.optim.Optimizer  # SGD without momentum is stateless, so all clients can use it
     shared: dict[str, Tensor]
     x: Tensor
     y: Tensor
-    train: list[Tensor]  # positions of every client's samples
+    train: list[Tensor]  # sample indices of each client
     batch_size: int
     epochs: int
 
     @classmethod
     def build(
         cls, model: ft.Model, fed: ft.Federation, batch_size: int, epochs: int, lr: float, device: torch.device
-    ) -> "HandWritten":
-        assert model.build is not None and isinstance(fed.x, Tensor), "the loop takes a named network and one input"
+    ) -> "HandWrittenLoop":
+        assert model.build is not None and isinstance(fed.x, Tensor), (
+            "the loop needs a named network and a single input"
+        )
         net = model.build().to(device).train()
-        x = fed.preparation(torch.float32, device)(fed.x.to(device))
+        x = fed.make_preprocessing(torch.float32, device)(fed.x.to(device))
         assert isinstance(x, Tensor)
-        train = [own.to(device) for own in fed.train]
+        train = [indices.to(device) for indices in fed.train]
         shared = {name: value.clone() for name, value in net.state_dict().items()}
-        optimiser = torch.optim.SGD(net.parameters(), lr=lr)
-        return cls(net, optimiser, shared, x, fed.y.to(device), train, batch_size, epochs)
+        optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+        return cls(net, optimizer, shared, x, fed.y.to(device), train, batch_size, epochs)
 
     def round(self, clients: int) -> None:
-        """The first so many train from the shared model, which becomes their average, weighted by samples."""
+        """Train the first `clients` clients and replace the shared model by their average, weighted by samples."""
         train = self.train[:clients]
-        total = sum(len(own) for own in train)
+        total = sum(len(indices) for indices in train)
         average = {name: torch.zeros_like(value) for name, value in self.shared.items()}
-        for own in train:
+        for indices in train:
             self.net.load_state_dict(self.shared)
-            self._train(own)
+            self._train(indices)
             for name, value in self.net.state_dict().items():
-                average[name].add_(value, alpha=len(own) / total)
+                average[name].add_(value, alpha=len(indices) / total)
         self.shared.update(average)
 
-    def _train(self, own: Tensor) -> None:
+    def _train(self, indices: Tensor) -> None:
         for _ in range(self.epochs):
-            order = own[torch.randperm(len(own), device=own.device)]
+            order = indices[torch.randperm(len(indices), device=indices.device)]
             for batch in torch.split(order, self.batch_size):
-                self.optimiser.zero_grad(set_to_none=True)
+                self.optimizer.zero_grad(set_to_none=True)
                 loss = nn.functional.cross_entropy(self.net(self.x[batch]), self.y[batch])
                 torch.autograd.backward(loss)
-                self.optimiser.step()
+                self.optimizer.step()
 
 
-class Apart:
-    """The loop in a process of its own, which does a round when asked."""
+class LoopProcess:
+    """The loop in a separate process, which runs a round on request."""
 
-    def __init__(self, work: Work, lr: float, device: str) -> None:
+    def __init__(self, workload: Workload, lr: float, device: str) -> None:
         context = multiprocessing.get_context("spawn")
-        self._here, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(there, work, lr, device), daemon=True)
+        self._connection, remote = context.Pipe()
+        self._process = context.Process(target=_serve, args=(remote, workload, lr, device), daemon=True)
         self._process.start()
 
-    def __enter__(self) -> "Apart":
+    def __enter__(self) -> "LoopProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._here.send(None)
+        self._connection.send(None)
         self._process.join()
 
     def seconds(self, threads: int, clients: int) -> float:
-        """A round of the first so many clients with so many threads."""
-        self._here.send((threads, clients))
-        return float(self._here.recv())
+        """Return the seconds of a round of the first `clients` clients with this number of threads."""
+        self._connection.send((threads, clients))
+        return float(self._connection.recv())
 
 
-def _serve(asked: Connection, work: Work, lr: float, device: str) -> None:
-    fed = work.federation()
-    loop = HandWritten.build(work.model(fed), fed, work.batch_size, work.epochs, lr, torch.device(device))
-    while (asking := asked.recv()) is not None:
-        threads, clients = asking
+def _serve(connection: Connection, workload: Workload, lr: float, device: str) -> None:
+    fed = workload.federation()
+    model = workload.model(fed)
+    loop = HandWrittenLoop.build(model, fed, workload.batch_size, workload.epochs, lr, torch.device(device))
+    while (request := connection.recv()) is not None:
+        threads, clients = request
         with torch_threads(threads):
             if device == "cuda":
                 torch.cuda.synchronize()
@@ -99,4 +102,4 @@ def _serve(asked: Connection, work: Work, lr: float, device: str) -> None:
             loop.round(clients)
             if device == "cuda":
                 torch.cuda.synchronize()
-            asked.send(time.perf_counter() - started)
+            connection.send(time.perf_counter() - started)

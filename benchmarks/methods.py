@@ -1,10 +1,11 @@
-"""The numbers on the pages of docs/methods: methods, their switches and their baselines on one data set.
+"""The results in docs/methods: methods, their options, and their baselines on one data set.
 
-python benchmarks/methods.py digits                          # a few minutes on two cores
+python benchmarks/methods.py digits                                   # a few minutes on two cores
 python benchmarks/methods.py fashion-mnist --workers 16 --seeds 0     # for a larger machine
 
-One process a run, one torch thread each, so that results do not depend on how many run at once. Everything is kept in
-benchmarks/results/methods-DATA.json, where groups that are not run again stay; `--show` prints the tables from there.
+Each run has its own process with one torch thread, so that results do not depend on the number of parallel runs. They
+are saved in benchmarks/results/methods-DATA.json, which keeps the groups that are not run again. `--show` prints the
+tables from this file.
 """
 
 import argparse
@@ -41,7 +42,7 @@ from fedtailor.methods import (
 )
 
 SLOW = (FedAPM, PFedMe)
-only: dict[str, Any] = {"adjust_start": False, "adjust_steps": False, "adjust_weights": False}
+ALL_OFF: dict[str, Any] = {"adjust_start": False, "adjust_steps": False, "adjust_weights": False}
 GROUPS: dict[str, dict[str, ft.Method]] = {
     "all": {
         "Local": Local(), "FedAvg": FedAvg(), "FedPer": FedPer(), "Ditto": Ditto(),
@@ -50,20 +51,20 @@ GROUPS: dict[str, dict[str, ft.Method]] = {
     "fedapa": {
         "FedAPA": FedAPA(),
         "sign of Eq. 7 as printed": FedAPA(printed_sign=True),
-        "the authors' code": FedAPA(variant="code"),
+        "authors' code": FedAPA(variant="code"),
         "no clipping": FedAPA(clip=False),
         "no own weight": FedAPA(self_adjust=False),
-        "no normalising": FedAPA(normalize=False),
-        "heads shared too": FedAPA(share="all"),
+        "no normalization": FedAPA(normalize=False),
+        "shared heads": FedAPA(share="all"),
     },
     "fedapm": {
         "FedAPM": FedAPM(),
         "the paper's ρ and μ": FedAPM(rho=0.01, accuracy_decay=0.9),
         "Eq. 9 as printed": FedAPM(printed_loss=True),
-        "its minimiser: σ/M for σ": FedAPM(sigma=0.01 / 20),
+        "its minimizer: σ/M for σ": FedAPM(sigma=0.01 / 20),
         "no duals": FedAPM(duals=False),
         "first layer personal": FedAPM(split="input"),
-        "never stopping early": FedAPM(accuracy_start=0.0),
+        "no early stopping": FedAPM(accuracy_start=0.0),
     },
     "fedlag": {
         "FedLAG": FedLAG(),
@@ -74,11 +75,11 @@ GROUPS: dict[str, dict[str, ft.Method]] = {
         "warm-up of 10 rounds": FedLAG(warmup=10),
     },
     "lag": {
-        "FedAvg": FedAvg(weights="uniform"), "LAG(FedAvg)": FedLAG(),
-        "FedProx": FedProx(), "LAG(FedProx)": LAG(FedProx()),
-        "Scaffold": Scaffold(), "LAG(Scaffold)": LAG(Scaffold()),
-        "FedExP": FedExP(), "LAG(FedExP)": LAG(FedExP()),
-        "PFedMe": PFedMe(), "LAG(PFedMe)": LAG(PFedMe()),
+        "FedAvg": FedAvg(weights="uniform"), "LAG (FedAvg)": FedLAG(),
+        "FedProx": FedProx(), "LAG (FedProx)": LAG(FedProx()),
+        "SCAFFOLD": Scaffold(), "LAG (SCAFFOLD)": LAG(Scaffold()),
+        "FedExP": FedExP(), "LAG (FedExP)": LAG(FedExP()),
+        "pFedMe": PFedMe(), "LAG (pFedMe)": LAG(PFedMe()),
     },
     "selffl": {
         "Self-FL": SelfFL(),
@@ -86,10 +87,10 @@ GROUPS: dict[str, dict[str, ft.Method]] = {
         "Eq. 8 as printed": SelfFL(likelihood="mean"),
         "Eq. 8 as printed, no warm-up": SelfFL(likelihood="mean", warmup=0),
         "forgetting 0.3": SelfFL(forgetting=0.3),
-        "only the start": SelfFL(**only | {"adjust_start": True}),
-        "only the steps": SelfFL(**only | {"adjust_steps": True}),
-        "only the aggregation": SelfFL(**only | {"adjust_weights": True}),
-        "Algorithm 2 (minima)": SelfFL(augmented=True, minimum_steps=40),
+        "start only": SelfFL(**ALL_OFF | {"adjust_start": True}),
+        "steps only": SelfFL(**ALL_OFF | {"adjust_steps": True}),
+        "aggregation only": SelfFL(**ALL_OFF | {"adjust_weights": True}),
+        "Algorithm 2 (minima, 40 steps)": SelfFL(augmented=True, minimum_steps=40),
     },
 }  # fmt: skip
 SETTINGS: dict[str, Any] = {"clients": 20, "alpha": 0.1, "rounds": 20, "batch_size": 16}
@@ -97,7 +98,7 @@ Case = tuple[str, str, int]  # group, name, seed
 
 
 def measure(data: str, case: Case, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """One run, and what the pages say of it."""
+    """Run one case, and return the values that the pages show."""
     torch.set_num_threads(1)
     group, name, seed = case
     fed = ft.load(data, clients=settings["clients"], alpha=settings["alpha"], seed=seed)
@@ -106,21 +107,21 @@ def measure(data: str, case: Case, settings: Mapping[str, Any]) -> dict[str, Any
     run = ft.simulate(
         GROUPS[group][name], network, fed, rounds=settings["rounds"], batch_size=settings["batch_size"], seed=seed,
         evaluate_every=settings["rounds"], engine="sequential",
-        device="auto" if isinstance(GROUPS[group][name], SLOW) else "cpu",  # the longest on a GPU, if there is one
+        device="auto" if isinstance(GROUPS[group][name], SLOW) else "cpu",  # the slowest methods use a GPU if available
     )  # fmt: skip
-    numbers = {moment: run.numbers(moment) for moment in ("trained", "received")}
-    assert numbers["trained"] is not None and numbers["received"] is not None
+    summaries = {moment: run.summarize(moment) for moment in ("trained", "received")}
+    assert summaries["trained"] is not None and summaries["received"] is not None
     found = {
-        "trained": numbers["trained"]["weighted"],
-        "received": numbers["received"]["weighted"],
-        "worst_tenth": numbers["trained"]["worst_tenth"],
+        "trained": summaries["trained"]["weighted"],
+        "received": summaries["received"]["weighted"],
+        "worst_tenth": summaries["trained"]["worst_tenth"],
         "kB": (run.total("bytes_up") + run.total("bytes_down")) / settings["rounds"] / fed.num_clients / 1000,
         "seconds": time.perf_counter() - started,
         "by_client": run.scores("trained"),
     }
     last = run.records[-1]
-    if "weights" in last["monitor"]:
-        weights = torch.as_tensor(last["monitor"]["weights"])
+    if "weights" in last["method_metrics"]:
+        weights = torch.as_tensor(last["method_metrics"]["weights"])
         found["borrowed"] = float(1 - (weights.diagonal() / weights.sum(1)).mean())
     if "steps" in last["per_client"]:
         found["steps"] = statistics.mean(last["per_client"]["steps"].values())
@@ -130,7 +131,7 @@ def measure(data: str, case: Case, settings: Mapping[str, Any]) -> dict[str, Any
 
 
 def run_all(data: str, cases: list[Case], workers: int, settings: Mapping[str, Any]) -> Iterator[tuple[Case, Any]]:
-    """Every case with what was found, as it comes; the longest begin first."""
+    """Yield every case with its results as it completes; the slowest methods start first."""
     cases = sorted(cases, key=lambda case: not isinstance(GROUPS[case[0]][case[1]], SLOW))
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         futures = {pool.submit(measure, data, case, settings): case for case in cases}
@@ -138,25 +139,25 @@ def run_all(data: str, cases: list[Case], workers: int, settings: Mapping[str, A
             yield futures[done], done.result()
 
 
-def table(results: Mapping[str, Any], alone: Mapping[str, Any] | None) -> str:
-    """Markdown: means over seeds; shares of clients better than alone where Local was run."""
+def table(results: Mapping[str, Any], local: Mapping[str, Any] | None) -> str:
+    """Return a Markdown table of means over seeds; with results of Local, also the fraction of clients that beat it."""
     extra = [n for n in ("borrowed", "steps", "drift") if any(n in s for r in results.values() for s in r.values())]
-    words = {"borrowed": "weight of others", "steps": "mean steps", "drift": "drift"}
+    headings = {"borrowed": "weight of others", "steps": "mean steps", "drift": "drift"}
     head = [
         "",
         "trained",
         "received",
         "worst 10 %",
-        *(["better than alone"] if alone else []),
-        *(words[n] for n in extra),
+        *(["better than local"] if local else []),
+        *(headings[n] for n in extra),
         "kB",
     ]
     lines = [" | ".join(["", *head, ""]).strip(), "|---" * len(head) + "|"]
     for name, seeds in results.items():
         percent = [f"{100 * _mean(seeds, key):.1f}" for key in ("trained", "received", "worst_tenth")]
-        share = [f"{100 * _better(seeds, alone):.0f} %"] if alone else []
+        fraction = [f"{100 * _fraction_better(seeds, local):.0f} %"] if local else []
         shown = [f"{_mean(seeds, key):.3g}" if all(key in s for s in seeds.values()) else "" for key in extra]
-        lines.append("| " + " | ".join([name, *percent, *share, *shown, f"{_mean(seeds, 'kB'):.0f}"]) + " |")
+        lines.append("| " + " | ".join([name, *percent, *fraction, *shown, f"{_mean(seeds, 'kB'):.0f}"]) + " |")
     return "\n".join(lines)
 
 
@@ -164,9 +165,9 @@ def _mean(seeds: Mapping[str, Any], key: str) -> float:
     return float(statistics.mean(found[key] for found in seeds.values()))
 
 
-def _better(seeds: Mapping[str, Any], alone: Mapping[str, Any]) -> float:
+def _fraction_better(seeds: Mapping[str, Any], local: Mapping[str, Any]) -> float:
     wins = [
-        score > alone[seed]["by_client"][client]
+        score > local[seed]["by_client"][client]
         for seed, found in seeds.items()
         for client, score in found["by_client"].items()
     ]
@@ -174,44 +175,44 @@ def _better(seeds: Mapping[str, Any], alone: Mapping[str, Any]) -> float:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("data", choices=["digits", "fashion-mnist", "cifar10"])
-    options.add_argument("--groups", default=",".join(GROUPS))
-    options.add_argument("--names", default="", help="some of the groups, with ; between them")
-    options.add_argument("--seeds", default="0,1,2")
-    options.add_argument("--workers", type=int, default=os.cpu_count())
-    options.add_argument("--rounds", type=int, default=SETTINGS["rounds"])
-    options.add_argument("--batch-size", type=int, default=SETTINGS["batch_size"])
-    options.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    options.add_argument("--show", action="store_true")
-    asked = options.parse_args()
-    path = asked.out / f"methods-{asked.data}.json"
-    if not asked.show:
-        settings = SETTINGS | {"rounds": asked.rounds, "batch_size": asked.batch_size}
-        seeds, groups = [int(seed) for seed in asked.seeds.split(",")], asked.groups.split(",")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", choices=["digits", "fashion-mnist", "cifar10"])
+    parser.add_argument("--groups", default=",".join(GROUPS))
+    parser.add_argument("--names", default="", help="names of runs within the groups, separated by ;")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=SETTINGS["rounds"])
+    parser.add_argument("--batch-size", type=int, default=SETTINGS["batch_size"])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--show", action="store_true")
+    options = parser.parse_args()
+    path = options.out / f"methods-{options.data}.json"
+    if not options.show:
+        settings = SETTINGS | {"rounds": options.rounds, "batch_size": options.batch_size}
+        seeds, groups = [int(seed) for seed in options.seeds.split(",")], options.groups.split(",")
         gpu = f", {torch.cuda.get_device_name()} (for {SLOW[0].__name__})" if torch.cuda.is_available() else ""
         machine = f"{os.cpu_count()} CPU cores, {platform.machine()}{gpu}, torch {torch.__version__.split('+')[0]}"
-        kept = {"date": str(date.today()), "machine": machine, "data": asked.data, "seeds": seeds, **settings}
-        results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}  # others stay
+        about = {"date": str(date.today()), "machine": machine, "data": options.data, "seeds": seeds, **settings}
+        results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
         chosen = [
             (group, name)
             for group in groups
             for name in GROUPS[group]
-            if not asked.names or name in asked.names.split(";")
+            if not options.names or name in options.names.split(";")
         ]
         for group, name in chosen:
             results.setdefault(group, {})[name] = {}
         cases = [(group, name, seed) for group, name in chosen for seed in seeds]
-        for (group, name, seed), found in run_all(asked.data, cases, asked.workers, settings):
+        for (group, name, seed), found in run_all(options.data, cases, options.workers, settings):
             print(f"{group}: {name}, seed {seed}: {found['trained']:.3f} in {found['seconds']:.0f} s", flush=True)
             results[group][name][str(seed)] = found
-            path.write_text(json.dumps(kept | {"results": results}, indent=1, ensure_ascii=False) + "\n")
-    kept = json.loads(path.read_text())
-    alone = kept["results"].get("all", {}).get("Local")
-    print({name: value for name, value in kept.items() if name != "results"})
-    for group, results in kept["results"].items():
+            path.write_text(json.dumps(about | {"results": results}, indent=1, ensure_ascii=False) + "\n")
+    saved = json.loads(path.read_text())
+    local = saved["results"].get("all", {}).get("Local")
+    print({name: value for name, value in saved.items() if name != "results"})
+    for group, results in saved["results"].items():
         ordered = {name: results[name] for name in GROUPS[group] if name in results}
-        print(f"\n{group}\n{table(ordered, alone)}")
+        print(f"\n{group}\n{table(ordered, local)}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What a round costs the server of FedAPA and of FedLAG: 1,000 clients of LeNet-5 on CIFAR-10's shape, all at once.
+"""Benchmark a round on the server of FedAPA and FedLAG: 1,000 clients with LeNet-5 on inputs of CIFAR-10's shape.
 
 python benchmarks/server.py [--clients 1000]
 
-Each method in a process of its own, torch on all cores; "floor" is the matrix product that the update cannot do without
-(all pairs of clients, all shared numbers), timed in the same process, so that the ratio holds on other machines.
+All clients take part in the round. Each method runs in a separate process, with torch on all cores. "floor" is the
+matrix product that the update requires (all pairs of clients, all shared parameters). It is timed in the same process,
+so that the ratio is comparable between machines.
 """
 
 import argparse
@@ -21,31 +22,31 @@ from typing import Any
 import torch
 
 import fedtailor as ft
-from fedtailor.method import Exchange, Setup
+from fedtailor.core.method import Exchange, Setup
 
 METHODS = {"FedAPA": ft.methods.FedAPA(), "FedLAG": ft.methods.FedLAG()}
 REPEATS = 5
 
 
 def build(method: ft.Method, clients: int) -> tuple[ft.trees.Tree, Exchange]:
-    """A server, and a round in which everyone's model moved: half of them one way, half the other, each with noise."""
+    """Return a server and a round in which half of the clients move one way, half the other, each with noise."""
     x, y = torch.zeros(2, 3, 32, 32), torch.tensor([0, 9])
     model = ft.network("lenet5", ft.Federation.from_arrays([(x, y, x, y)]))
     sizes = torch.full((clients,), 100)
     server = method.init_server(Setup(model, model.init(0), clients, sizes, rounds=1, seed=0))
-    everyone = range(clients)
-    sent = method.send(server, everyone, 1)
+    indices = range(clients)
+    sent = method.send(server, indices, 1)
     torch.manual_seed(0)
-    way = torch.tensor([1.0, -1.0]).repeat(clients)[:clients]
+    direction = torch.tensor([1.0, -1.0]).repeat(clients)[:clients]
     received = {}
     for name, leaf in sent["params"].items():
-        common = way.reshape(-1, *[1] * (leaf.ndim - 1)) * torch.randn(leaf.shape[1:])
+        common = direction.reshape(-1, *[1] * (leaf.ndim - 1)) * torch.randn(leaf.shape[1:])
         received[name] = leaf + 0.01 * (common + torch.randn(leaf.shape))
-    return server, Exchange(1, everyone, clients, sizes, model, sent, {"params": received})
+    return server, Exchange(1, indices, clients, sizes, model, sent, {"params": received})
 
 
 def seconds(function: Any) -> float:
-    """The median of a few calls."""
+    """Return the median time of a few calls."""
     times = []
     for _ in range(REPEATS):
         started = time.perf_counter()
@@ -65,7 +66,7 @@ def measure(name: str, clients: int) -> dict[str, float]:
         return {
             "receive_seconds": seconds(lambda: method.receive(server, exchange)),
             "send_seconds": seconds(lambda: method.send(first, exchange.clients, 2)),
-            "monitor_seconds": seconds(lambda: method.monitor(server, first, exchange)),
+            "monitor_seconds": seconds(lambda: method.server_metrics(server, first, exchange)),
             "floor_seconds": seconds(lambda: rows @ rows.T),
             "peak_GiB": peak / 2**20,
             "receive_adds_GiB": (peak - before) / 2**20,
@@ -73,20 +74,26 @@ def measure(name: str, clients: int) -> dict[str, float]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--clients", type=int, default=1000)
-    clients = options.parse_args().clients
-    found = {}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=1000)
+    clients = parser.parse_args().clients
+    results = {}
     for name in METHODS:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found[name] = numbers = pool.apply(measure, (name, clients))
+            results[name] = values = pool.apply(measure, (name, clients))
         parts = ", ".join(
-            f"{part} {numbers[f'{part}_seconds']:.2f} s" for part in ("receive", "send", "monitor", "floor")
+            f"{part} {values[f'{part}_seconds']:.2f} s" for part in ("receive", "send", "monitor", "floor")
         )
-        ratio = numbers["receive_seconds"] / numbers["floor_seconds"]
-        print(f"{name}, {clients} clients: {parts}; receive is {ratio:.1f} floors; peak {numbers['peak_GiB']:.2f} GiB")
+        ratio = values["receive_seconds"] / values["floor_seconds"]
+        peak = values["peak_GiB"]
+        print(f"{name}, {clients} clients: {parts}; receive takes {ratio:.1f} times the floor; peak {peak:.2f} GiB")
     machine = f"{os.cpu_count()} CPU cores, {platform.machine()}, torch {torch.__version__.split('+')[0]}"
-    result = {"date": str(date.today()), "machine": machine, "clients": clients, "network": "lenet5 (3×32×32)"} | found
+    result = {
+        "date": str(date.today()),
+        "machine": machine,
+        "clients": clients,
+        "network": "lenet5 (3×32×32)",
+    } | results
     path = Path(__file__).parent / "results" / "server.json"
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 

@@ -1,7 +1,7 @@
-"""Your own clients' data: does federating help each of them?
+"""Compare methods on your own data: which clients benefit from federated learning?
 
-Here four made-up plants measure six values of their machines and know which parts were faulty. One has much data, the
-others little. Run it: python examples/own_data.py
+In this example, four simulated plants measure six values per part and know which parts were faulty. One plant has much
+data, the others have little. Run it with: python examples/own_data.py
 """
 
 import tempfile
@@ -13,11 +13,11 @@ import fedtailor as ft
 
 
 def measure(plant: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """What a plant would read from its own files: inputs [parts, 6] and labels 0 (good) or 1 (faulty)."""
+    """Return simulated data of a plant: inputs [parts, 6] and labels 0 (good) or 1 (faulty)."""
     random = np.random.default_rng(plant)
     x = random.normal(size=(parts, 6)).astype(np.float32)
-    tilt = np.array([1.0, -1.0, 0.5, 0.0, 0.0, 0.2 * plant])  # every plant's machines are a little different
-    return x, (x @ tilt + 0.3 * random.normal(size=parts) > 0).astype(np.int64)
+    weights = np.array([1.0, -1.0, 0.5, 0.0, 0.0, 0.2 * plant])  # the plants' machines differ slightly
+    return x, (x @ weights + 0.3 * random.normal(size=parts) > 0).astype(np.int64)
 
 
 def main() -> None:
@@ -27,14 +27,11 @@ def main() -> None:
             np.savez(Path(folder, f"plant-{plant}.npz"), x=x, y=y)  # or x_train, y_train, x_test, y_test
         fed = ft.Federation.from_folder(folder, test=0.4)
     model = ft.network("mlp", fed, hidden=(16,))
-    runs = {
-        method: ft.simulate(method, model, fed, rounds=15, batch_size=16)
-        for method in (ft.methods.Local(), ft.methods.FedAvg(), ft.methods.FedPer(), ft.methods.Ditto())
-    }
-    print("accuracy".ljust(10), *(name.rjust(9) for name in fed.names))
-    for method, run in runs.items():
+    print("accuracy".ljust(15), *(name.rjust(9) for name in fed.names))
+    for method in (ft.methods.Local(), ft.methods.FedAvg(), ft.methods.FedPer(), ft.methods.Ditto()):
+        run = ft.simulate(method, model, fed, rounds=15, batch_size=16)
         scores = run.scores("trained")
-        print(type(method).__name__.ljust(10), *(f"{scores[client]:9.1%}" for client in range(fed.num_clients)))
+        print(run.method_title.ljust(15), *(f"{scores[client]:9.1%}" for client in range(fed.num_clients)))
 
 
 if __name__ == "__main__":

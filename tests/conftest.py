@@ -1,4 +1,4 @@
-"""Small problems that every test may use."""
+"""Fixtures, small federations and networks, and helpers for all tests."""
 
 import signal
 import subprocess
@@ -12,25 +12,34 @@ from hypothesis import settings
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.batch import Common
-from fedtailor.engines.vectorized import Vectorized
+from fedtailor.core.batch import SharedContext
+from fedtailor.core.trees import Tree
 from fedtailor.methods import METHODS
-from fedtailor.samples import Samples
-from fedtailor.trees import Tree
+from fedtailor.training.engines.vectorized import Vectorized
+from fedtailor.training.sample_index import SampleIndex
 
 torch.set_num_threads(1)
-# the same inputs every time, so that nobody's change fails for an older fault; and no clock, for machines are busy
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.load_profile("same")
-SOME = ("fedavg", "scaffold", "fedapm", "fedlag", "fedapa", "pfedhn", "fedproto", "selffl")  # of every kind
-SOME_FAST = [
-    name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in METHODS
-]  # the others slow
-SIZES = (9, 4, 7, 1)  # training samples of the clients: uneven, one with a single sample
+# The same inputs in every run, so that failures are reproducible; no deadline, because machines may be busy.
+settings.register_profile("reproducible", derandomize=True, deadline=None)
+settings.load_profile("reproducible")
+REPRESENTATIVE_METHODS = (
+    "fedavg",
+    "scaffold",
+    "fedapm",
+    "fedlag",
+    "fedapa",
+    "pfedhn",
+    "fedproto",
+    "selffl",
+)  # one or more of every type
+METHOD_PARAMS = [
+    name if name in REPRESENTATIVE_METHODS else pytest.param(name, marks=pytest.mark.slow) for name in METHODS
+]  # the other methods are marked slow
+SIZES = (9, 4, 7, 1)  # training samples per client: uneven, and one client has a single sample
 
 
 def tiny_federation(sizes: Sequence[int] = SIZES, seed: int = 0) -> ft.Federation:
-    """Clients of very different sizes with three classes in four dimensions, in float64."""
+    """Return clients of different sizes with three classes and four features, in float64."""
     random = np.random.default_rng(seed)
 
     def samples(count: int, shift: float) -> tuple[np.ndarray, np.ndarray]:
@@ -54,16 +63,16 @@ class TinyNet(nn.Module):
         return self.head(torch.tanh(self.fc(x)))  # type: ignore[no-any-return]
 
 
-class Loud(TinyNet):
-    """After one step with lr=1 its weights are numbers still, but what it answers is not: it diverged."""
+class DivergingNet(TinyNet):
+    """A network that diverges: after one step with lr=1, its weights are finite but its outputs are not."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 1e160 * super().forward(x)
 
 
 @pytest.fixture
-def hears_interrupts() -> Iterator[None]:
-    """Ctrl-C as in a terminal, also where the tests themselves run in a background that ignores it."""
+def default_sigint() -> Iterator[None]:
+    """Handle Ctrl-C as in a terminal, even if the tests run in the background, where it is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -80,43 +89,48 @@ def net() -> nn.Module:
     return TinyNet().double()
 
 
-def refusal(call: Callable[[], object]) -> str:
-    """The sentence with which a call is refused; it must be one."""
-    with pytest.raises(ft.Refused) as caught:
+def error_message(call: Callable[[], object]) -> str:
+    """Return the message of the FedTailorError that a call raises; it must be one line of one or two sentences."""
+    with pytest.raises(ft.FedTailorError) as caught:
         call()
     text = str(caught.value)
-    assert "\n" not in text and ". " not in text and text[-1] in ".?" and len(text) > 20
+    assert "\n" not in text and text.count(". ") <= 1 and text[-1] in ".?" and len(text) > 20
     return text
 
 
 def same(a: Tree, b: Tree, tolerance: float = 0.0) -> bool:
-    """Whether two trees hold the same names and numbers; to the last bit unless a tolerance is given."""
-    from fedtailor.trees import flatten
+    """Return whether two trees have the same names and values, bit for bit unless a tolerance is given."""
+    from fedtailor.core.trees import flatten
 
     left, right = flatten(a), flatten(b)
     assert left.keys() == right.keys()
     return all(torch.allclose(left[n].double(), right[n].double(), rtol=tolerance, atol=tolerance) for n in left)
 
 
-def alike(found: Sequence[Tree], wanted: Sequence[Tree], tolerance: float = 0.0) -> bool:
-    """`same` of every two."""
-    return all(same(a, b, tolerance) for a, b in zip(found, wanted, strict=True))
+def all_same(actual: Sequence[Tree], expected: Sequence[Tree], tolerance: float = 0.0) -> bool:
+    """Return whether `same` is true for all pairs of two sequences of trees."""
+    return all(same(a, b, tolerance) for a, b in zip(actual, expected, strict=True))
 
 
-def wait_until(process: "subprocess.Popen[str]", holds: Callable[[], bool]) -> None:
-    """Wait for something another process does; it must not end before."""
-    while not holds():
+def wait_until(process: "subprocess.Popen[str]", condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true; fail if the process ends before."""
+    while not condition():
         with suppress(subprocess.TimeoutExpired):
             raise AssertionError(f"the process ended with {process.wait(0.02)}")
 
 
 def models(run: ft.Run, moment: str = "trained") -> list[Tree]:
-    """Everyone's own model."""
+    """Return the personal models of all clients."""
     return [run.personal(client, moment) for client in range(run.num_clients)]
 
 
 def apply_mapped(
-    common: Common, samples: Samples, function: Callable[..., Tree], round: int, clients: Sequence[int], *trees: Tree
+    shared: SharedContext,
+    samples: SampleIndex,
+    function: Callable[..., Tree],
+    round: int,
+    clients: Sequence[int],
+    *trees: Tree,
 ) -> Tree:
-    """A client's function over all clients at once: what `Sequential.apply` does one by one."""
-    return Vectorized(common, samples, chunk=len(clients)).apply(function, round, clients, *trees)
+    """Apply a client function to all clients with `torch.func.vmap`, as `Sequential.apply` does one by one."""
+    return Vectorized(shared, samples, chunk_size=len(clients)).apply(function, round, clients, *trees)

@@ -1,4 +1,4 @@
-"""FedTailor: personalised federated learning. Many clients train together, each ends with a model tailored to it.
+"""FedTailor: personalized federated learning on PyTorch. Clients train together, and each gets a personal model.
 
 import fedtailor as ft
 fed = ft.load("digits", clients=20, partition="dirichlet", alpha=0.1, seed=0)
@@ -10,43 +10,48 @@ from pathlib import Path
 
 from torch.nn import Module
 
-from fedtailor import methods, trees
-from fedtailor.batch import Batch
-from fedtailor.channel import Channel
+from fedtailor import methods
+from fedtailor.core import trees
+from fedtailor.core.batch import Batch
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Exchange, LocalTraining, Method, Setup
+from fedtailor.core.metrics import Metric
+from fedtailor.core.model import Model, wrap
 from fedtailor.data.datasets import load
-from fedtailor.errors import Refused
-from fedtailor.federation import Federation
-from fedtailor.lines import Record
-from fedtailor.local import LocalView
-from fedtailor.method import Exchange, Method, Setup, SGDMethod
-from fedtailor.metrics import Metric
-from fedtailor.model import Model, wrap
+from fedtailor.data.federation import Federation
+from fedtailor.errors import ConfigError, DataError, DeployError, FedTailorError, RunError
 from fedtailor.networks import network
-from fedtailor.run import Run
-from fedtailor.simulate import simulate
-from fedtailor.unreliable import Unreliable
+from fedtailor.runs.records import Record
+from fedtailor.runs.run import Run
+from fedtailor.training.channel.channel import Channel
+from fedtailor.training.simulate import simulate
+from fedtailor.training.unreliable import Unreliable
 from fedtailor.version import VERSION
 
 __version__ = VERSION
 __all__ = [
     "Batch",
     "Channel",
+    "ClientContext",
+    "ConfigError",
+    "DataError",
+    "DeployError",
     "Exchange",
+    "FedTailorError",
     "Federation",
-    "LocalView",
+    "LocalTraining",
     "Method",
     "Metric",
     "Model",
-    "Refused",
     "Run",
-    "SGDMethod",
+    "RunError",
     "Setup",
     "Unreliable",
     "load",
     "load_personal",
+    "load_run",
     "methods",
     "network",
-    "open",
     "resume",
     "simulate",
     "trees",
@@ -54,11 +59,11 @@ __all__ = [
 ]
 
 
-def open(path: str | Path) -> Run:
-    """A finished run from its folder; see `fedtailor.record`."""
-    from fedtailor.record import open_run  # needs safetensors, which training does not
+def load_run(path: str | Path) -> Run:
+    """Load a finished run from its folder; see `fedtailor.runs.reader`."""
+    from fedtailor.runs.reader import load_run  # requires safetensors, which training does not need
 
-    return open_run(path)
+    return load_run(path)
 
 
 def load_personal(
@@ -70,9 +75,9 @@ def load_personal(
     model: Model | Module | None = None,
     fed: Federation | None = None,
 ) -> Module:
-    """A client's own model as a module in evaluation mode, from a run's folder, a real client's or an exported file;
-    see `fedtailor.personal.module`."""
-    from fedtailor.personal.module import load_personal  # needs safetensors and pydantic, which training does not
+    """Load a client's personal model as a module in evaluation mode from a run folder, the folder of a deployed client,
+    or an exported file; see `fedtailor.export.personal_model`."""
+    from fedtailor.export.personal_model import load_personal  # requires safetensors and pydantic
 
     return load_personal(path, client, moment, method=method, model=model, fed=fed)
 
@@ -83,9 +88,9 @@ def resume(
     method: Method | None = None,
     model: Model | Module | None = None,
     fed: Federation | None = None,
-    record: Callable[[Record], None] | None = None,
+    on_round_end: Callable[[Record], None] | None = None,
 ) -> Run:
-    """The finished run of a folder, loaded or carried to its end; see `fedtailor.resuming`."""
-    from fedtailor.resuming import resume  # needs safetensors and pydantic, which training does not
+    """Resume an unfinished run from its folder, or load it if it is finished; see `fedtailor.experiments.resume`."""
+    from fedtailor.experiments.resume import resume  # requires safetensors and pydantic
 
-    return resume(path, method=method, model=model, fed=fed, record=record)
+    return resume(path, method=method, model=model, fed=fed, on_round_end=on_round_end)

@@ -1,30 +1,50 @@
-"""The one way in which FedTailor says no."""
+"""Errors that FedTailor raises on purpose. Each message names the thing, the problem, and the fix."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 from unicodedata import category
 
 
-class Refused(ValueError):
-    """A request that cannot be served; its text is one sentence that says what to do instead.
+class FedTailorError(ValueError):
+    """Base class of all errors that FedTailor raises on purpose; the message is one or two sentences.
 
-    It may repeat a name from a file of whoever's hands, so codes that a terminal would obey are spelled out.
+    A message may repeat a name from an untrusted file, so control characters are escaped.
 
-    >>> str(Refused(f"There is no field '{chr(27)}[2J'.")) == "There is no field '" + chr(92) + "x1b[2J'."
+    >>> str(FedTailorError(f"There is no field '{chr(27)}[2J'.")) == "There is no field '" + chr(92) + "x1b[2J'."
     True
     """
 
-    def __init__(self, sentence: str = "") -> None:
-        super().__init__("".join(c if category(c) not in ("Cc", "Cs") else repr(c)[1:-1] for c in sentence))
+    def __init__(self, message: str = "") -> None:
+        super().__init__("".join(c if category(c) not in ("Cc", "Cs") else repr(c)[1:-1] for c in message))
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> Refused:
-    """A refusal of a name that does not exist, with the nearest one that does.
+class ConfigError(FedTailorError):
+    """A setting, a method, a model, or a combination of them is invalid."""
 
-    >>> str(unknown("method", "fedavgg", ["fedavg", "ditto"]))
+
+class DataError(FedTailorError):
+    """A client's data, or a file that should contain data, is invalid."""
+
+
+class RunError(FedTailorError):
+    """A run cannot be trained, saved, read, or resumed."""
+
+
+class DamagedRunError(RunError):
+    """A file of a run differs from what was written."""
+
+
+class DeployError(FedTailorError):
+    """A federation of real clients cannot be set up or run."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for a name that does not exist, with the closest existing one.
+
+    >>> str(unknown_name("method", "fedavgg", ["fedavg", "ditto"]))
     "There is no method 'fedavgg'; did you mean 'fedavg'?"
     """
     names = list(known)
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names) or 'none'}."
-    return Refused(f"There is no {kind} '{name}'; {hint}")
+    return ConfigError(f"There is no {kind} '{name}'; {hint}")

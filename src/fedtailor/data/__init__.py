@@ -1,1 +1,1 @@
-"""Real data: data sets, partitions, downloads and a user's own folder."""
+"""Federations of clients: named data sets, partitions, downloads, and readers of users' files."""

@@ -1,7 +1,7 @@
-"""Who owns which sample. Every partition is a pure function of labels, settings and seed.
+"""Partitions of samples into clients, as pure functions of labels, settings, and seed.
 
-Each one draws a table of shares [classes, clients]; one function cuts the samples of every class by its row, so every
-sample belongs to exactly one client.
+Each partition draws a table of fractions [classes, clients]. The samples of each class are then divided according to
+its row, so that every sample belongs to exactly one client.
 """
 
 import heapq
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.errors import Refused, unknown
+from fedtailor.errors import DataError, unknown_name
 
 Indices = NDArray[np.int64]
-Shares = NDArray[np.float64]  # [classes, clients], rows sum to 1
-_DEALS = 20  # of classes to clients, before the request is refused
+Fractions = NDArray[np.float64]  # [classes, clients], rows sum to 1
+_MAX_ATTEMPTS = 20  # of assigning classes to clients
 
 
-def divide(
+def partition_samples(
     labels: NDArray[Any],
     clients: int,
     partition: str = "dirichlet",
@@ -29,76 +29,81 @@ def divide(
     min_size: int = 10,
     seed: int = 0,
 ) -> list[Indices]:
-    """The samples of every client.
+    """Return the indices of each client's samples.
 
-    `iid`: everyone the same number, drawn at random. `dirichlet`: every class is spread over the clients by
-    Dir(alpha); as in the splits the papers use, who already has his share of all samples gets no more.
-    `pathological`: every client has at most `classes_per_client` (2) classes, in unequal amounts. `power_law`: the k-th
-    client is k^-exponent as large as the first, with all classes; with `classes_per_client` of them, about so.
-    A client that would end with fewer than `min_size` samples gets the rest from the largest, of classes it may have.
-    Classes are dealt out at random, the larger to more clients; if after 20 deals someone still lacks samples of its
-    classes, the request is refused.
+    - `iid`: all clients have the same number of samples, drawn at random.
+    - `dirichlet`: the samples of each class are distributed over the clients by Dir(alpha). As in the splits of the
+      papers, a client that already has 1/clients of all samples gets no more.
+    - `pathological`: each client has at most `classes_per_client` (default 2) classes, in unequal amounts.
+    - `power_law`: the k-th largest client has k^-exponent times the samples of the largest. With `classes_per_client`
+      classes per client instead of all, this holds approximately.
 
-    >>> [len(own) for own in divide(np.zeros(40, int), 4, "iid")]
+    A client with fewer than `min_size` samples gets more from the largest clients, of the classes that it may have.
+    Classes are assigned to clients at random, larger classes to more clients. If after 20 attempts a client still has
+    too few samples of its classes, `DataError` is raised.
+
+    >>> [len(own) for own in partition_samples(np.zeros(40, int), 4, "iid")]
     [10, 10, 10, 10]
     """
     if partition == "by_owner":
-        raise Refused("The partition 'by_owner' needs owners; use Federation.from_dataset(dataset, owners).")
+        raise DataError("The partition 'by_owner' needs owners; use Federation.from_dataset(dataset, owners).")
     if partition not in PARTITIONS:
-        raise unknown("partition", partition, PARTITIONS)
+        raise unknown_name("partition", partition, PARTITIONS)
     _check_counts(len(labels), clients, min_size)
     if partition != "iid" and not _are_classes(labels):
-        raise Refused(f"The partition '{partition}' needs classes as labels; use 'iid' for other targets.")
+        raise DataError(f"The partition '{partition}' needs classes as labels; use 'iid' for other targets.")
     random = _generator([seed], 1)
-    kinds = np.zeros(len(labels), np.int64) if partition == "iid" else np.unique(labels, return_inverse=True)[1]
-    totals = np.bincount(kinds)
+    class_of = np.zeros(len(labels), np.int64) if partition == "iid" else np.unique(labels, return_inverse=True)[1]
+    totals = np.bincount(class_of)
     settings = {"alpha": alpha, "each": classes_per_client, "exponent": exponent, "min_size": min_size}
-    for _ in range(_DEALS):
-        shares = PARTITIONS[partition](random, totals, clients, settings)
-        cuts = np.round(np.cumsum(shares, axis=1) * totals[:, None]).astype(np.int64)
+    for _ in range(_MAX_ATTEMPTS):
+        fractions = PARTITIONS[partition](random, totals, clients, settings)
+        cuts = np.round(np.cumsum(fractions, axis=1) * totals[:, None]).astype(np.int64)
         counts = np.diff(cuts, axis=1, prepend=0)  # [classes, clients]
-        allowed = shares > 0 if partition != "dirichlet" else np.ones(shares.shape, dtype=bool)
-        if _feed_the_poor(counts, allowed, min_size):
-            return _cut(random, kinds, counts)
-    lack = f"Not every client can have {min_size} samples of {classes_per_client or 2} classes"
-    raise Refused(f"{lack}; ask for fewer clients, more classes_per_client or a smaller min_size.")
+        allowed = fractions > 0 if partition != "dirichlet" else np.ones(fractions.shape, dtype=bool)
+        if _fill_small_clients(counts, allowed, min_size):
+            return _assign_samples(random, class_of, counts)
+    problem = f"Not all clients can have {min_size} samples of {classes_per_client or 2} classes"
+    raise DataError(f"{problem}; use fewer clients, more classes_per_client, or a smaller min_size.")
 
 
-def by_owner(owners: Sequence[Any]) -> tuple[list[str], list[Indices]]:
-    """One client for every distinct owner, with its samples.
+def group_by_owner(owners: Sequence[Any]) -> tuple[list[str], list[Indices]]:
+    """Return the sorted distinct owners as names, and the indices of each owner's samples.
 
-    >>> by_owner(["b", "a", "b"])[0]
+    >>> group_by_owner(["b", "a", "b"])[0]
     ['a', 'b']
     """
-    plain = owners.tolist() if hasattr(owners, "tolist") else list(owners)  # arrays, tensors and columns of tables too
+    plain = (
+        owners.tolist() if hasattr(owners, "tolist") else list(owners)
+    )  # for arrays, tensors, and columns of data frames
     for sample, owner in enumerate(plain):
-        if not isinstance(owner, str | int | float | np.generic) or owner != owner:  # NaN is how tables write "missing"
-            raise Refused(f"The owner of sample {sample} must be a name or a number, not {owner!r}.")
+        if not isinstance(owner, str | int | float | np.generic) or owner != owner:  # NaN: missing in a data frame
+            raise DataError(f"The owner of sample {sample} must be a string or a number, got {owner!r}.")
     if not plain:
-        raise Refused("There are no samples, so there is no client.")
+        raise DataError("There are no samples, so there are no clients.")
     try:
         known = sorted(set(plain))
     except TypeError as error:
-        raise Refused("Owners must be all names or all numbers, not some of both.") from error
+        raise DataError("Owners must be all strings or all numbers, not a mix of both.") from error
     number = {owner: client for client, owner in enumerate(known)}
     return [str(owner) for owner in known], _members(np.array([number[owner] for owner in plain]))
 
 
-def hold_out(labels: NDArray[Any], samples: Indices, share: float, seed: Sequence[int]) -> tuple[Indices, Indices]:
-    """Cut a client's samples into (kept, held out) with the same proportions of classes in both: of n samples of a
-    class, and of all, the whole number just below or above n · share is held out.
+def hold_out(labels: NDArray[Any], samples: Indices, fraction: float, seed: Sequence[int]) -> tuple[Indices, Indices]:
+    """Split a client's samples into (kept, held out) with the same proportions of classes in both.
 
-    Whoever has two samples or more keeps at least one and holds out at least one.
+    Of n samples of a class, and of all samples, n · fraction are held out, rounded up or down. If there are two samples
+    or more, at least one is kept and at least one is held out.
     """
-    if share <= 0 or len(samples) < 2:
+    if fraction <= 0 or len(samples) < 2:
         return samples, samples[:0]
     random = _generator(seed, 2)
     shuffled = random.permutation(samples)
     if _are_classes(labels):
         shuffled = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    # walking through the classes in turn, a sample is held out whenever another whole one is due
-    due = np.floor(np.arange(len(samples) + 1) * share + random.random())
-    held = np.diff(due) > 0
+    # With the samples sorted by class, a sample is held out wherever the cumulative quota reaches the next integer.
+    quota = np.floor(np.arange(len(samples) + 1) * fraction + random.random())
+    held = np.diff(quota) > 0
     if held.all() or not held.any():
         held[random.integers(len(samples))] ^= True
     return np.sort(shuffled[~held]), np.sort(shuffled[held])
@@ -108,59 +113,59 @@ def _are_classes(labels: NDArray[Any]) -> bool:
     return labels.ndim == 1 and labels.dtype.kind in "iub"
 
 
-def _generator(seed: Sequence[int], use: int) -> np.random.Generator:
+def _generator(seed: Sequence[int], salt: int) -> np.random.Generator:
     if min(seed) < 0:
-        raise Refused(f"seed must be a whole number from 0 on, not {min(seed)}.")
-    return np.random.default_rng([*seed, use])
+        raise DataError(f"seed must be an integer of at least 0, got {min(seed)}.")
+    return np.random.default_rng([*seed, salt])
 
 
 def _check_counts(samples: int, clients: int, min_size: int) -> None:
     if clients < 1:
-        raise Refused(f"A federation needs at least one client, not {clients}.")
+        raise DataError(f"A federation needs at least one client, got {clients}.")
     if min_size < 2:
-        raise Refused(f"min_size must be at least 2, one sample to train on and one to test on, not {min_size}.")
+        raise DataError(f"min_size must be at least 2 (one sample for training and one for testing), got {min_size}.")
     if clients * min_size > samples:
-        most = f"at most {samples // min_size} clients or " if samples >= min_size else ""
-        hint = f"ask for {most}a smaller min_size"
-        raise Refused(f"{samples} samples cannot give {clients} clients {min_size} each; {hint}.")
+        fewer = f"at most {samples // min_size} clients or " if samples >= min_size else ""
+        hint = f"use {fewer}a smaller min_size"
+        raise DataError(f"{samples} samples are too few for {clients} clients with {min_size} samples each; {hint}.")
 
 
-def _iid(random: np.random.Generator, totals: Indices, clients: int, settings: dict[str, Any]) -> Shares:
+def _iid(random: np.random.Generator, totals: Indices, clients: int, settings: dict[str, Any]) -> Fractions:
     return np.full((len(totals), clients), 1 / clients)
 
 
-def _dirichlet(random: np.random.Generator, totals: Indices, clients: int, settings: dict[str, Any]) -> Shares:
+def _dirichlet(random: np.random.Generator, totals: Indices, clients: int, settings: dict[str, Any]) -> Fractions:
     alpha = settings["alpha"]
     if not 0 < alpha < np.inf:
-        raise Refused(f"alpha must be above 0 (small: every client its own classes; large: all alike), not {alpha}.")
-    alpha = max(alpha, 1e-9)  # below it one client takes the whole class anyway, and the logarithms overflow
-    fair, size, shares = totals.sum() / clients, np.zeros(clients), []
+        raise DataError(f"alpha must be above 0 (small: few classes per client, large: similar clients), got {alpha}.")
+    alpha = max(alpha, 1e-9)  # below this, one client gets the whole class anyway, and the logarithms overflow
+    target_size, sizes, rows = totals.sum() / clients, np.zeros(clients), list[Fractions]()
     for total in totals:
-        # gamma draws in logarithms, for at a small alpha all of them may underflow to 0
+        # logarithms of gamma variates, because with a small alpha all of them may underflow to 0
         logs = np.log(random.gamma(alpha + 1, size=clients)) + np.log1p(-random.random(clients)) / alpha
-        logs = np.where(size < fair, logs, -np.inf)
+        logs = np.where(sizes < target_size, logs, -np.inf)
         row = np.exp(logs - logs.max())
-        shares.append(row / row.sum())
-        size += total * shares[-1]
-    return np.array(shares)
+        rows.append(row / row.sum())
+        sizes += total * rows[-1]
+    return np.array(rows)
 
 
-def _pathological(random: np.random.Generator, totals: Indices, clients: int, settings: dict[str, Any]) -> Shares:
-    owns = _deal_classes(random, totals, clients, 2 if settings["each"] is None else settings["each"], settings)
-    return _rows_to_one(owns * random.uniform(0.1, 1, owns.shape))
+def _pathological(random: np.random.Generator, totals: Indices, clients: int, settings: dict[str, Any]) -> Fractions:
+    owns = _assign_classes(random, totals, clients, 2 if settings["each"] is None else settings["each"], settings)
+    return _normalize_rows(owns * random.uniform(0.1, 1, owns.shape))
 
 
-def _power_law(random: np.random.Generator, totals: Indices, clients: int, settings: dict[str, Any]) -> Shares:
+def _power_law(random: np.random.Generator, totals: Indices, clients: int, settings: dict[str, Any]) -> Fractions:
     exponent = settings["exponent"]
     if not 0 <= exponent < np.inf:
-        raise Refused(f"exponent must be at least 0 (0: all clients alike), not {exponent}.")
+        raise DataError(f"exponent must be at least 0 (0: clients of equal size), got {exponent}.")
     each = len(totals) if settings["each"] is None else settings["each"]
-    owns = _deal_classes(random, totals, clients, each, settings)
+    owns = _assign_classes(random, totals, clients, each, settings)
     sizes = (random.permutation(clients) + 1.0) ** -exponent
-    return _rows_to_one(owns * np.maximum(sizes, 1e-100))  # above 0, so that a tiny client still has its classes
+    return _normalize_rows(owns * np.maximum(sizes, 1e-100))  # above 0, so that a tiny client keeps its classes
 
 
-PARTITIONS: dict[str, Callable[[np.random.Generator, Indices, int, dict[str, Any]], Shares]] = {
+PARTITIONS: dict[str, Callable[[np.random.Generator, Indices, int, dict[str, Any]], Fractions]] = {
     "iid": _iid,
     "dirichlet": _dirichlet,
     "pathological": _pathological,
@@ -168,21 +173,24 @@ PARTITIONS: dict[str, Callable[[np.random.Generator, Indices, int, dict[str, Any
 }
 
 
-def _deal_classes(
+def _assign_classes(
     random: np.random.Generator, totals: Indices, clients: int, each: int, settings: dict[str, Any]
 ) -> NDArray[np.bool_]:
-    """Give every client `each` classes: those that have no owner yet, then those with most samples for an owner; last
-    those that cannot feed one owner more."""
+    """Assign `each` classes to every client and return the table [classes, clients].
+
+    Classes without an owner come first, then those with the most samples per owner, and last those with too few samples
+    for another owner.
+    """
     classes = len(totals)
     if not 1 <= each <= classes:
-        raise Refused(f"classes_per_client must be from 1 to {classes}, the number of classes, not {each}.")
+        raise DataError(f"classes_per_client must be from 1 to {classes} (the number of classes), got {each}.")
     if clients * each < classes:
-        raise Refused(f"{clients} clients of {each} classes leave some of the {classes} classes without an owner.")
+        raise DataError(
+            f"{clients} clients with {each} classes each cannot cover {classes} classes; use more of either."
+        )
     least = settings["min_size"]
     if each == 1 and (totals.min() < least or (totals // least).sum() < clients):
-        raise Refused(
-            f"Of one class each, {clients} clients cannot have {least} samples; ask for classes_per_client 2."
-        )
+        raise DataError(f"{clients} clients cannot have {least} samples of one class each; use classes_per_client=2.")
     if each == classes:
         return np.ones((classes, clients), dtype=bool)
     owns, owners = np.zeros((classes, clients), dtype=bool), np.zeros(classes)
@@ -190,63 +198,65 @@ def _deal_classes(
         rank = (owners + random.random(classes)) / totals  # at most `clients`
         rank[owners >= totals // least] += clients
         rank[owners == 0] = random.random(np.count_nonzero(owners == 0)) - 1
-        dealt = np.argsort(rank)[:each]
-        owns[dealt, client] = True
-        owners[dealt] += 1
+        assigned = np.argsort(rank)[:each]
+        owns[assigned, client] = True
+        owners[assigned] += 1
     return owns
 
 
-def _rows_to_one(shares: Shares) -> Shares:
-    result: Shares = shares / shares.sum(1, keepdims=True)
+def _normalize_rows(fractions: Fractions) -> Fractions:
+    result: Fractions = fractions / fractions.sum(1, keepdims=True)
     return result
 
 
-def _feed_the_poor(counts: Indices, allowed: NDArray[np.bool_], min_size: int) -> bool:
-    """Move samples from the largest client to whoever has too few, of classes he may have; False if that cannot be."""
+def _fill_small_clients(counts: Indices, allowed: NDArray[np.bool_], min_size: int) -> bool:
+    """Move samples from the largest clients to those with too few, of allowed classes; return False if impossible."""
     sizes = counts.sum(0)
-    everything = bool(allowed.all())
-    rows = sizes[None] if everything else counts  # one heap a class, or one for all: then any class will do
-    rich = [[(-int(sizes[c]), int(c)) for c in np.flatnonzero((row > 0) & (sizes > min_size))] for row in rows]
-    for heap in rich:
+    all_allowed = bool(allowed.all())
+    rows = sizes[None] if all_allowed else counts  # one heap per class, or one for all classes if any class is allowed
+    donors = [[(-int(sizes[c]), int(c)) for c in np.flatnonzero((row > 0) & (sizes > min_size))] for row in rows]
+    for heap in donors:
         heapq.heapify(heap)
     for client in np.flatnonzero(sizes < min_size).tolist():
-        kinds = [0] if everything else np.flatnonzero(allowed[:, client]).tolist()
+        heaps = [0] if all_allowed else np.flatnonzero(allowed[:, client]).tolist()
         while (missing := min_size - sizes[client]) > 0:
-            _, giver = min(_largest(rich[kind], rows[kind], sizes, min_size) for kind in kinds)
-            if giver < 0:
+            _, donor = min(_largest_donor(donors[heap], rows[heap], sizes, min_size) for heap in heaps)
+            if donor < 0:
                 return False
-            kind = int((counts[:, giver] * allowed[:, client]).argmax())
-            moved = min(missing, sizes[giver] - min_size, counts[kind, giver])
-            for taker, amount in ((client, moved), (giver, -moved)):
-                counts[kind, taker] += amount
-                sizes[taker] += amount
+            label = int((counts[:, donor] * allowed[:, client]).argmax())
+            moved = min(missing, sizes[donor] - min_size, counts[label, donor])
+            for changed, amount in ((client, moved), (donor, -moved)):
+                counts[label, changed] += amount
+                sizes[changed] += amount
     return True
 
 
-def _largest(heap: list[tuple[int, int]], row: Indices, sizes: Indices, min_size: int) -> tuple[int, int]:
-    """(-size, client) of the largest client that has samples of a class to give, (0, -1) if none has. What the heap
-    says of a client may be out of date, but it only ever says too much: givers never grow."""
+def _largest_donor(heap: list[tuple[int, int]], row: Indices, sizes: Indices, min_size: int) -> tuple[int, int]:
+    """Return (-size, client) of the largest client that can give samples of a class, or (0, -1) if there is none.
+
+    Sizes in the heap may be outdated, but only too large, because donors never grow.
+    """
     while heap:
-        size, giver = heap[0]
-        if not row[giver] or sizes[giver] <= min_size:
+        size, donor = heap[0]
+        if not row[donor] or sizes[donor] <= min_size:
             heapq.heappop(heap)
-        elif -size != sizes[giver]:
-            heapq.heapreplace(heap, (-int(sizes[giver]), giver))
+        elif -size != sizes[donor]:
+            heapq.heapreplace(heap, (-int(sizes[donor]), donor))
         else:
             return heap[0]
     return 0, -1
 
 
 def _members(group: Indices, groups: int = 0) -> list[Indices]:
-    """Who is in group 0, in group 1, ..., each in order."""
+    """Return the sorted members of group 0, group 1, and so on."""
     ends = np.cumsum(np.bincount(group, minlength=groups))
     return np.split(np.argsort(group, kind="stable"), ends[:-1])
 
 
-def _cut(random: np.random.Generator, kinds: Indices, counts: Indices) -> list[Indices]:
-    """Hand out the samples of every class, shuffled, by the table of counts."""
+def _assign_samples(random: np.random.Generator, class_of: Indices, counts: Indices) -> list[Indices]:
+    """Assign the shuffled samples of each class to clients according to the table of counts."""
     clients = np.arange(counts.shape[1])
-    owner = np.empty_like(kinds)
-    for samples, row in zip(_members(kinds), counts, strict=True):
+    owner = np.empty_like(class_of)
+    for samples, row in zip(_members(class_of), counts, strict=True):
         owner[random.permutation(samples)] = np.repeat(clients, row)
     return _members(owner, len(clients))

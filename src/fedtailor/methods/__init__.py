@@ -1,31 +1,56 @@
-"""Every method, by the name the command knows it by."""
+"""Registry of all methods, by name and by family."""
 
-from fedtailor.method import Method
-from fedtailor.methods.adapted import PerFedAvg, SelfFL
-from fedtailor.methods.condensed import FedAF
-from fedtailor.methods.core_models import APPLE
-from fedtailor.methods.hypernetworks import PFedHN, PFedLA
-from fedtailor.methods.lag import LAG, FedLAG
-from fedtailor.methods.mixed_models import FedAMP, FedAPA
-from fedtailor.methods.mixing_clients import FedALA, FedFomo
-from fedtailor.methods.one_model import FedADMM, FedAvg, FedAvgFT, FedExP, FedProx, Scaffold
-from fedtailor.methods.projected import LpProj
-from fedtailor.methods.prototypes import FedGH, FedPAC, FedProto
-from fedtailor.methods.representations import DBE, GPFL, FedCP
-from fedtailor.methods.split_admm import FedAPM
-from fedtailor.methods.split_by_data import FedAS, FedCAC
-from fedtailor.methods.split_model import FedAlt, FedBABU, FedBN, FedPer, FedRep, FedSim, LGFedAvg
-from fedtailor.methods.two_models import Ditto, FedPHP, FedRoD, Local, PFedMe
+from fedtailor.core.method import Method
+from fedtailor.methods.apple import APPLE
+from fedtailor.methods.dbe import DBE
+from fedtailor.methods.ditto import Ditto
+from fedtailor.methods.fedadmm import FedADMM
+from fedtailor.methods.fedaf import FedAF
+from fedtailor.methods.fedala import FedALA
+from fedtailor.methods.fedalt import FedAlt
+from fedtailor.methods.fedamp import FedAMP
+from fedtailor.methods.fedapa import FedAPA
+from fedtailor.methods.fedapm import FedAPM
+from fedtailor.methods.fedas import FedAS
+from fedtailor.methods.fedavg import FedAvg
+from fedtailor.methods.fedavgft import FedAvgFT
+from fedtailor.methods.fedbabu import FedBABU
+from fedtailor.methods.fedbn import FedBN
+from fedtailor.methods.fedcac import FedCAC
+from fedtailor.methods.fedcp import FedCP
+from fedtailor.methods.fedexp import FedExP
+from fedtailor.methods.fedfomo import FedFomo
+from fedtailor.methods.fedgh import FedGH
+from fedtailor.methods.fedlag import FedLAG
+from fedtailor.methods.fedpac import FedPAC
+from fedtailor.methods.fedper import FedPer
+from fedtailor.methods.fedphp import FedPHP
+from fedtailor.methods.fedproto import FedProto
+from fedtailor.methods.fedprox import FedProx
+from fedtailor.methods.fedrep import FedRep
+from fedtailor.methods.fedrod import FedRoD
+from fedtailor.methods.fedsim import FedSim
+from fedtailor.methods.gpfl import GPFL
+from fedtailor.methods.lag import LAG
+from fedtailor.methods.lgfedavg import LGFedAvg
+from fedtailor.methods.local import Local
+from fedtailor.methods.lpproj import LpProj
+from fedtailor.methods.perfedavg import PerFedAvg
+from fedtailor.methods.pfedhn import PFedHN
+from fedtailor.methods.pfedla import PFedLA
+from fedtailor.methods.pfedme import PFedMe
+from fedtailor.methods.scaffold import Scaffold
+from fedtailor.methods.selffl import SelfFL
 
 FAMILIES: dict[str, tuple[type[Method], ...]] = {
-    "One model for all": (FedAvg, FedAvgFT, FedProx, Scaffold, FedExP, FedADMM),
-    "A part of the model is shared": (
+    "One global model": (FedAvg, FedAvgFT, FedProx, Scaffold, FedExP, FedADMM),
+    "Partial model sharing": (
         FedPer, FedRep, FedBABU, LGFedAvg, FedBN, FedAlt, FedSim, FedAS, FedCAC, FedAPM, FedLAG, LAG,
     ),
-    "An own model beside the common one": (Local, Ditto, PFedMe, FedPHP, LpProj, FedRoD),
-    "Everyone gets a mixture of its own": (FedAPA, FedAMP, APPLE, FedALA, FedFomo, PFedLA, PFedHN),
+    "Separate personal models": (Local, Ditto, PFedMe, FedPHP, LpProj, FedRoD),
+    "Personalized aggregation": (FedAPA, FedAMP, APPLE, FedALA, FedFomo, PFedLA, PFedHN),
     "Prototypes and representations": (FedProto, FedGH, FedPAC, DBE, FedCP, GPFL, FedAF),
-    "Training adapts to the client": (SelfFL, PerFedAvg),
+    "Adaptive local training": (SelfFL, PerFedAvg),
 }  # fmt: skip
 
 METHODS: dict[str, type[Method]] = {

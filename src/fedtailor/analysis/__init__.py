@@ -1,0 +1,1 @@
+"""Compare finished runs: statistics, verdicts in words, and tables."""

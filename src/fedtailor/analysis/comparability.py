@@ -1,0 +1,51 @@
+"""Decide which runs can be compared with each other."""
+
+import json
+from collections.abc import Iterable
+
+from fedtailor.analysis.formatting import make_unique, shorten
+from fedtailor.runs.run import Run
+
+# Settings that change results at most by rounding.
+TIMING_SETTINGS = ("engine", "chunk_size", "device", "checkpoint_every")
+
+
+def first_seed_runs(runs: Iterable[Run]) -> list[Run]:
+    """Return the run with the smallest seed of each method, in the order in which the methods first appear."""
+    first: dict[str, Run] = {}
+    for run in runs:
+        best = first.setdefault(run.method, run)
+        if run.experiment["seed"] < best.experiment["seed"]:
+            first[run.method] = run
+    return list(first.values())
+
+
+def client_labels(run: Run) -> list[str]:
+    """Return the clients' names for use in text, such as "client 7" for the name "7".
+
+    Long names are truncated; names that are then equal are numbered.
+    """
+    names = make_unique([shorten(client["name"]) for client in run.info["clients"]])
+    return [f"client {name}" if name.isdecimal() else name for name in names]
+
+
+def experiment_key(run: Run) -> str:
+    """Return a string of all settings except method and seeds; runs with equal strings are comparable."""
+    settings = {name: v for name, v in run.experiment.items() if name not in ("method", "seed", *TIMING_SETTINGS)}
+    settings["data"] = {**run.experiment["data"], "seed": None}
+    evaluation = [run.info["score"], run.info["higher_is_better"], run.num_clients]
+    return json.dumps([settings, evaluation], sort_keys=True, default=str)
+
+
+def split_key(run: Run) -> str:
+    """Return a string that identifies the data split: if it is equal in two runs, each client has the same data."""
+    fingerprint = run.info.get("fingerprint", {}).get("data")
+    clients = [(client["name"], client["train"], client["test"]) for client in run.info["clients"]]
+    return str(fingerprint or json.dumps([run.experiment["data"], clients], sort_keys=True, default=str))
+
+
+def is_local_baseline(other: Run, run: Run) -> bool:
+    """Return whether `other` is a run of local training with which `run` can be compared client by client."""
+    if other.method != "local" or other.experiment["seed"] != run.experiment["seed"]:
+        return False
+    return experiment_key(other) == experiment_key(run) and split_key(other) == split_key(run)

@@ -1,0 +1,289 @@
+"""Summaries of runs, small enough to hold many runs of a thousand clients in memory, and groups of comparable runs."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf, isfinite, nan
+from statistics import fmean, mean
+
+from fedtailor.analysis.comparability import TIMING_SETTINGS, experiment_key, split_key
+from fedtailor.analysis.formatting import ScoreFormat, make_unique, shorten
+from fedtailor.analysis.statistics import interval_half_width
+from fedtailor.errors import RunError
+from fedtailor.runs.records import Record, Values
+from fedtailor.runs.run import MOMENTS, Run
+from fedtailor.runs.summaries import weighted_mean
+from fedtailor.runs.toml import flatten_settings
+
+Client = tuple[str, int]  # data split and client number; seeds can have different splits
+Differences = dict[Client, tuple[float, float]]  # difference in score (positive is better) and weight
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The score over all test samples after each evaluated round."""
+
+    positions: Sequence[int]  # indices of the rounds, from 0
+    scores: Sequence[float]
+
+
+@dataclass(frozen=True, eq=False)
+class RunSummary:
+    """What tables and figures need from one run."""
+
+    run: Run
+    label: str  # the method's proper name, with the fields that differ if a method has several settings
+    split: str  # key of the data split
+    test_sizes: Sequence[int]  # test samples per client
+    last: Mapping[str, Values]  # moment -> client -> score after the last round
+    curves: Mapping[str, Curve]  # by moment
+    bytes: Sequence[int]  # sent in both directions, cumulative over rounds
+    bytes_up: int  # sent by clients, in total
+    num_selected: int  # clients that received a message, summed over rounds, whether they answered or not
+    seconds: Sequence[float]  # of training, cumulative over rounds
+    failed: Sequence[tuple[int, int, str]]  # client, round, reason
+    missed: Sequence[tuple[int, int, str]]
+    diverged: bool
+    epsilon: float | None
+
+    @property
+    def seed(self) -> int:
+        return int(self.run.experiment["seed"])
+
+    @property
+    def pair_key(self) -> tuple[int, str]:
+        """Seed and split; runs of two methods are paired if these are equal."""
+        return self.seed, self.split
+
+    @property
+    def num_scored(self) -> tuple[int, int]:
+        """The number of clients with a score as trained, and the number of clients with test samples."""
+        scored = sum(self.test_sizes[client] > 0 for client in self.last["trained"])
+        return scored, sum(size > 0 for size in self.test_sizes)
+
+    def score(self, moment: str) -> float | None:
+        """Return the score over all test samples of the clients that have a score after the last round."""
+        return weighted_mean(self.last[moment], self.test_sizes)
+
+    def name(self, client: int) -> str:
+        return shorten(str(self.run.info["clients"][client]["name"]))
+
+
+def summarize_run(run: Run, label: str) -> RunSummary:
+    """Return the summary of a run; its records are expanded one by one and not kept."""
+    expanded = replace(run, records=[run.records[index] for index in range(len(run.records))])
+    test_sizes = [client["test"] for client in run.info["clients"]]
+    cumulative_bytes, cumulative_seconds, total, time = [], [], 0, 0.0
+    for record in expanded.records:
+        total, time = total + int(record["bytes_up"] + record["bytes_down"]), time + record["seconds"]
+        cumulative_bytes.append(total)
+        cumulative_seconds.append(time)
+    return RunSummary(
+        run=run,
+        label=label,
+        split=split_key(run),
+        test_sizes=test_sizes,
+        last={moment: expanded.scores(moment) for moment in MOMENTS},
+        curves={moment: _curve(expanded, moment, test_sizes) for moment in MOMENTS},
+        bytes=cumulative_bytes,
+        bytes_up=int(sum(record["bytes_up"] for record in expanded.records)),
+        num_selected=sum(len(r.get(kind, ())) for r in expanded.records for kind in ("clients", "failed", "missed")),
+        seconds=cumulative_seconds,
+        failed=tuple(_events(expanded.records, "failed")),
+        missed=tuple(_events(expanded.records, "missed")),
+        diverged=bool(expanded.records and expanded.records[-1].get("diverged")),
+        epsilon=expanded.records[-1].get("epsilon") if expanded.records else None,
+    )
+
+
+def _curve(run: Run, moment: str, test_sizes: Sequence[int]) -> Curve:
+    positions, scores = [], []
+    known = run.trajectory(moment, run.info["score"])
+    for position, (record, values) in enumerate(zip(run.records, known, strict=True)):
+        value = weighted_mean(values, test_sizes) if run.is_evaluated(record, moment) else None
+        if value is not None:
+            positions.append(position)
+            scores.append(value)
+    return Curve(positions, scores)
+
+
+def _events(records: Sequence[Record], kind: str) -> Iterator[tuple[int, int, str]]:
+    for record in records:
+        for client, reason in record.get(kind, {}).items():
+            yield int(client), int(record["round"]), str(reason)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Runs that differ only in method and seed."""
+
+    methods: Mapping[str, Sequence[RunSummary]]  # label -> runs, the best method first; only common seeds, if any
+    excluded: Sequence[RunSummary]  # runs with seeds that not all methods have
+    differs_in: str = ""  # settings that distinguish this group from other groups
+    _gaps: dict[tuple[str, str, str], Differences] = field(default_factory=dict, init=False)  # cache of `gaps`
+
+    @property
+    def first(self) -> Run:
+        return next(iter(self.methods.values()))[0].run
+
+    @property
+    def fmt(self) -> ScoreFormat:
+        return ScoreFormat(self.first.info["score"])
+
+    @property
+    def sign(self) -> int:
+        return 1 if self.first.info["higher_is_better"] else -1
+
+    @property
+    def baseline(self) -> str | None:
+        """The label of local training, or None."""
+        return next((label for label, runs in self.methods.items() if runs[0].run.method == "local"), None)
+
+    @property
+    def summaries(self) -> list[RunSummary]:
+        return [summary for summaries in self.methods.values() for summary in summaries]
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        return sorted({summary.seed for summary in self.summaries})
+
+    @cached_property
+    def shares_seeds(self) -> bool:
+        """Whether all methods have the same seeds and splits; False if no seed is common to all methods."""
+        return len({frozenset(summary.pair_key for summary in runs) for runs in self.methods.values()}) == 1
+
+    @cached_property
+    def scored(self) -> list[str]:
+        """Labels of the methods that have a score as trained, the best first."""
+        return [label for label in self.methods if self.score(label) is not None]
+
+    def scores(self, label: str, moment: str = "trained") -> list[float]:
+        """Return one score per seed."""
+        scores = (summary.score(moment) for summary in self.methods[label])
+        return [score for score in scores if score is not None]
+
+    def score(self, label: str, moment: str = "trained") -> float | None:
+        """Return the mean over seeds; None if a run diverged or was not evaluated."""
+        scores = self.scores(label, moment)
+        return mean(scores) if scores and all(map(isfinite, scores)) else None
+
+    def interval(self, label: str, moment: str = "trained") -> tuple[float, float] | None:
+        """Return the 95 % interval of the mean over seeds by Student's t, clipped to [0, 1] for percentages; None for
+        one seed."""
+        scores, center = self.scores(label, moment), self.score(label, moment)
+        if center is None or (half_width := interval_half_width(scores)) is None:
+            return None
+        low, high = (0.0, 1.0) if self.fmt.unit else (-inf, inf)
+        return max(low, center - half_width), min(high, center + half_width)
+
+    def gaps(self, label: str, other: str, moment: str = "trained") -> Differences:
+        """Return client -> (difference in score, weight), averaged over the seeds in which both methods have a score.
+
+        The weight is the client's fraction of the test samples, so the weighted mean is the difference of the two
+        scores. Positive is better, also for scores that should be low. A client that diverged only with the first
+        method has −∞, one that diverged with the second has NaN.
+        """
+        if (label, other, moment) not in self._gaps:
+            found: dict[Client, list[tuple[float, float]]] = {}
+            for gaps in self.gaps_by_seed(label, other, moment):
+                for client, pair in gaps.items():
+                    found.setdefault(client, []).append(pair)
+            means = {client: (fmean(g for g, _ in pairs), sum(w for _, w in pairs)) for client, pairs in found.items()}
+            self._gaps[label, other, moment] = means
+        return self._gaps[label, other, moment]
+
+    def gaps_by_seed(self, label: str, other: str, moment: str = "trained") -> list[Differences]:
+        """Return the same for each seed that both methods have."""
+        partners, found = {summary.pair_key: summary for summary in self.methods[other]}, []
+        for ours in self.methods[label]:
+            if (theirs := partners.get(ours.pair_key)) is None:
+                continue
+            our_scores, their_scores = ours.last[moment], theirs.last[moment]
+            both = [client for client in our_scores if client in their_scores]
+            total = sum(ours.test_sizes[client] for client in both) or 1
+            found.append(
+                {(ours.split, c): (self._gap(our_scores[c], their_scores[c]), ours.test_sizes[c] / total) for c in both}
+            )
+        return found
+
+    def _gap(self, ours: float, theirs: float) -> float:
+        if not isfinite(theirs):
+            return nan
+        return self.sign * (ours - theirs) if isfinite(ours) else -inf
+
+
+def make_comparisons(runs: Sequence[Run]) -> list[Comparison]:
+    """Group runs that can be compared, in the order of the runs; each group has its best method first."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(experiment_key(run), []).append(run)
+    descriptions = _differing_settings([group[0] for group in groups.values()])
+    return [_compare(group, text) for group, text in zip(groups.values(), descriptions, strict=True)]
+
+
+def _differing_settings(first_runs: Sequence[Run]) -> list[str]:
+    """Return the settings that distinguish each group from the others, such as data.alpha = 0.1."""
+    settings = [
+        flatten_settings({k: v for k, v in run.experiment.items() if k not in ("method", "seed", *TIMING_SETTINGS)})
+        for run in first_runs
+    ]
+    settings = [{**own, "clients": run.num_clients} for own, run in zip(settings, first_runs, strict=True)]
+    names = [n for n in dict.fromkeys(name for own in settings for name in own) if n != "data.seed"]
+    differ = [name for name in names if len({str(own.get(name)) for own in settings}) > 1]
+    differ = [name for name in differ if name != "clients" or "data.clients" not in differ]
+    return [", ".join(f"{name} = {own.get(name, 'none')}" for name in differ) for own in settings]
+
+
+def _compare(runs: Sequence[Run], differs_in: str) -> Comparison:
+    labels = _labels(runs)
+    seen: dict[tuple[str, int, str], Run] = {}
+    for run, label in zip(runs, labels, strict=True):
+        earlier = seen.setdefault((label, run.experiment["seed"], split_key(run)), run)
+        if earlier is not run:
+            where = f": '{earlier.folder}' and '{run.folder}'" if run.folder and earlier.folder else ""
+            raise RunError(f"{label} has two runs with seed {run.experiment['seed']}{where}; leave one of them out.")
+    methods: dict[str, list[RunSummary]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        methods.setdefault(label, []).append(summarize_run(run, label))
+    keys = [{summary.pair_key for summary in summaries} for summaries in methods.values()]
+    common = set.intersection(*keys) or set.union(*keys)
+    kept = {label: [s for s in summaries if s.pair_key in common] for label, summaries in methods.items()}
+    excluded = [s for summaries in methods.values() for s in summaries if s.pair_key not in common]
+    kept = {label: sorted(summaries, key=lambda summary: summary.seed) for label, summaries in kept.items()}
+    return rank_methods(Comparison(kept, excluded, differs_in))
+
+
+def rank_methods(group: Comparison) -> Comparison:
+    """Return the comparison with the best method first; methods that diverged or were not evaluated are last."""
+
+    def sort_key(label: str) -> float:
+        score = group.score(label)
+        score = group.score(label, "received") if score is None and not group.scores(label) else score
+        return -inf if score is None else group.sign * score
+
+    best_first = sorted(group.methods, key=sort_key, reverse=True)
+    return replace(group, methods={label: group.methods[label] for label in best_first})
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Return the methods' proper names, with the fields that differ if a method has several settings. Long labels are
+    truncated, and labels of different settings that are equal after truncation are numbered."""
+    keys = [json.dumps(run.experiment["method"], sort_keys=True, default=str) for run in runs]
+    settings = dict(zip(keys, runs, strict=True))
+    fields = {
+        key: {n: str(v) for n, v in flatten_settings(run.experiment["method"]).items()} for key, run in settings.items()
+    }
+    by_method: dict[str, list[dict[str, str]]] = {}
+    for key, run in settings.items():
+        by_method.setdefault(run.method, []).append(fields[key])
+    differ = {
+        method: [n for n in dict.fromkeys(n for own in some for n in own) if len({own.get(n) for own in some}) > 1]
+        for method, some in by_method.items()
+    }
+    words = {
+        key: [run.method_title, *(f"{n}={value}" for n, value in fields[key].items() if n in differ[run.method])]
+        for key, run in settings.items()
+    }
+    labels = dict(zip(words, make_unique([shorten(" ".join(parts)) for parts in words.values()]), strict=True))
+    return [labels[key] for key in keys]

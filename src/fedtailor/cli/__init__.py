@@ -1,0 +1,1 @@
+"""The `fedtailor` command: one file per group of subcommands, registered in `main`."""

@@ -1,0 +1,279 @@
+"""The command `fedtailor deploy`, for the operator of a federation and for its clients."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedtailor.core.untrusted_input import read_text
+from fedtailor.deploy.client import supernode
+from fedtailor.deploy.client.client_folder import ClientFolder
+from fedtailor.deploy.dummy_client import TensorInfo, preview_payload
+from fedtailor.deploy.keys import make_keys, open_bundle, renew_server_certificate
+from fedtailor.deploy.selftest import run_selftest
+from fedtailor.deploy.server import flower_app, superlink
+from fedtailor.deploy.server.operator_folder import (
+    check_name,
+    enrolled_clients,
+    mark_as_left,
+    read_status,
+    write_status,
+)
+from fedtailor.errors import DeployError, FedTailorError
+from fedtailor.experiments.deployment import SIMULATION_SETTINGS, Deployment, Inputs, make_deployment, read_deployment
+from fedtailor.experiments.overrides import parse_overrides
+from fedtailor.experiments.parsing import field_help
+from fedtailor.runs.files import write_atomic
+from fedtailor.runs.reader import is_finished, is_run_folder
+
+deploy = typer.Typer(help="Run real federations on Flower.", no_args_is_help=True)
+out = Console()
+_FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
+_POLL_INTERVAL = 1.0  # seconds between reads of a run's status
+_FLOWER_CHECK_INTERVAL = 30.0  # seconds between checks whether Flower still runs the run; each one starts a process
+_ACTIVE = ("starting", "running", "waiting")
+Folder = Annotated[Path, typer.Argument(help="the operator's folder")]
+Follow = Annotated[bool, typer.Option("--follow", help="show the progress until the run ends")]
+
+
+def _flag_help() -> str:
+    lines = ["Flags are the fields of a deployment:", ""]
+    for prefix, kind in [("", Deployment), ("inputs.", Inputs)]:
+        for name, (default, note) in field_help(kind).items():
+            if note and name not in (*SIMULATION_SETTINGS, "device"):
+                shown = f" ({default})" if default not in ("", "None") else ""
+                lines += [f"--{prefix}{name.replace('_', '-')}{shown}  {note}", ""]
+    lines += ["--method NAME, --method.FIELD, --network NAME, --network.FIELD: see fedtailor list methods|networks"]
+    return "\n".join(lines)
+
+
+@deploy.command(context_settings=_FREE, epilog=_flag_help())
+def init(ctx: typer.Context, folder: Folder) -> None:
+    """Create the operator's folder of a federation: fedtailor deploy init DIR --method fedapa --network lenet5
+    --inputs.shape 1,28,28 --inputs.classes 10 --address fl.example.org:9092 --rounds 50."""
+    flags = parse_overrides(ctx.args)
+    if flags.positional:
+        raise DeployError(f"init expects one folder and flags, got '{flags.positional[0]}'.")
+    deployment = make_deployment(flags.apply_to({}))
+    flower_app.create_operator_folder(folder, deployment)
+    _show_payload(deployment)
+    _say(f"See '{folder / 'README.md'}' for the next steps.")
+
+
+@deploy.command()
+def keys(
+    folder: Folder,
+    clients: Annotated[str, typer.Option(help="names of the clients to enroll, such as a,b,c")] = "",
+    renew: Annotated[bool, typer.Option("--renew", help="create a new certificate for the server")] = False,
+) -> None:
+    """Create the certificate authority, the server's certificate, and the clients' keys, or enroll more clients."""
+    names = [check_name(name.strip()) for name in clients.split(",") if name.strip()]
+    if not names and not renew:
+        raise DeployError("Pass the clients to enroll as --clients a,b,c, or pass --renew.")
+    bundles = renew_server_certificate(folder) if renew else []
+    if renew:
+        _say("The server has a new certificate; restart it.")
+    for path in (*bundles, *(make_keys(folder, names) if names else [])):
+        _say(f"Send '{path}' to its client over a secure channel, because it contains a key.")
+
+
+@deploy.command()
+def leave(folder: Folder, name: Annotated[str, typer.Argument(help="a client's name")]) -> None:
+    """Remove a client permanently: it is no longer selected, and its key is revoked. Its past contributions remain."""
+    mark_as_left(folder, name)
+    _say(f"{name} has left; its name cannot be used again.")
+
+
+@deploy.command()
+def server(folder: Folder) -> None:
+    """Serve a federation, in the foreground."""
+    superlink.serve(folder, _say)
+
+
+@deploy.command()
+def start(folder: Folder, follow: Follow = False) -> None:
+    """Start the run; training starts when enough clients are online."""
+    if is_run_folder(folder / "run"):
+        finished = is_finished(folder / "run")
+        state = "finished; start another one in a new folder" if finished else "already started; use resume"
+        raise DeployError(f"The run in '{folder}' is {state}.")
+    _submit(folder, follow)
+
+
+@deploy.command()
+def resume(folder: Folder, follow: Follow = False) -> None:
+    """Resume a run that stopped, after its last complete round."""
+    if is_finished(folder / "run"):
+        raise DeployError(f"The run in '{folder}' is finished; start another one in a new folder.")
+    _submit(folder, follow)
+
+
+@deploy.command()
+def stop(folder: Folder) -> None:
+    """Stop the run; `resume` continues it."""
+    run = _run_id(folder)
+    if run is None or not _is_active(folder):
+        raise DeployError(f"No run in '{folder}' is active.")
+    superlink.stop(folder, run)
+    _say(f"Stopped. Resume with: fedtailor deploy resume {folder}")
+
+
+@deploy.command()
+def status(folder: Folder) -> None:
+    """Show the progress of the run and the state of all clients."""
+    try:
+        current, states = _current_status(folder), superlink.client_states(folder)
+    except FedTailorError as error:  # without a server, show the last status
+        current, states = {"state": "not started"} | read_status(folder), {}
+        if current["state"] in _ACTIVE:
+            current |= {"state": "stopped", "reason": "its server is not running"}
+        _say(str(error))
+    _say(_progress(current))
+    table = Table()
+    for column in ("client", "connection", "in the run", "last round"):
+        table.add_column(column)
+    for name in enrolled_clients(folder):
+        member = "yes" if name in current.get("members", []) else current.get("rejected", {}).get(name, "not yet")
+        row = (name, states.get(name, "unknown"), member, current.get("last_round", {}).get(name, ""))
+        table.add_row(*map(escape, row))
+    out.print(table)
+
+
+@deploy.command()
+def client(
+    name: Annotated[str, typer.Option(help="the client's enrolled name")],
+    bundle: Annotated[Path, typer.Option(help="the file that the operator sent")],
+    data: Annotated[Path, typer.Option(help="this client's .npz: x_train, y_train, x_test, y_test; or x, y")],
+    folder: Annotated[
+        Path | None, typer.Option(help="folder for state and models (default: the client's name)")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, or cuda")] = "auto",
+    yes: Annotated[bool, typer.Option("--yes", help="join without confirmation")] = False,
+) -> None:
+    """Join a federation and stay in the foreground until stopped. After a restart, the client continues."""
+    path = Path(check_name(name)) if folder is None else folder
+    with supernode.lock_client_folder(path):  # a running client reads its folder for every message
+        open_bundle(bundle, path / "bundle", name)
+        client_folder = ClientFolder.create(path, data, device)
+        sizes = ", ".join(f"{size} {part}" for part, size in client_folder.sizes.items())
+        _say(f"{name} has {sizes} samples. They stay on this machine.")
+        _show_payload(client_folder.deployment)
+        _say("The server also learns the numbers of samples, and the loss and scores of this client's models.")
+        if not yes and sys.stdin.isatty() and not typer.confirm("Join?"):
+            raise typer.Exit(1)
+        supernode.keep_connected(path, _say)
+
+
+@deploy.command()
+def trial(
+    clients: Annotated[int, typer.Option(help="number of clients")] = 3,
+    rounds: Annotated[int, typer.Option(help="number of rounds")] = 3,
+    method: Annotated[str, typer.Option(help="any method")] = "fedapa",
+    folder: Annotated[Path | None, typer.Option(help="folder for all files (default: temporary)")] = None,
+) -> None:
+    """Test a federation on this machine with real processes, TLS, and keys, and compare it with a simulation."""
+    result = run_selftest(clients, rounds, method, folder, _say)
+    title = f"{result.method_title} on digits, {clients} clients, {rounds} rounds, {result.seconds:.0f} s in total"
+    table = Table(title=title)
+    for column in ("client", "accuracy, federation", "accuracy, simulation", "models"):
+        table.add_column(column)
+    for row in result.clients:
+        models = "equal" if row.equal else "DIFFERENT"
+        table.add_row(row.name, f"{row.deployed_score:.1%}", f"{row.simulated_score:.1%}", models)
+    out.print(table)
+    if not all(row.equal for row in result.clients):
+        raise DeployError(
+            "The federation's models differ from the simulation's; use --folder to keep all files and compare them."
+        )
+    _say("All personal models are bit-identical to the simulation's.")
+
+
+def _submit(folder: Path, follow: bool) -> None:
+    read_deployment(folder)
+    if not enrolled_clients(folder):
+        raise DeployError(f"No clients are enrolled; run: fedtailor deploy keys {folder} --clients a,b,c.")
+    if _is_active(folder):
+        raise DeployError(f"The run in '{folder}' is active; see: fedtailor deploy status {folder}.")
+    previous = read_status(folder)
+    write_status(
+        folder, previous | {"state": "starting", "reason": "", "at": time.time()}
+    )  # until the run writes its own
+    try:
+        run = superlink.submit(folder)
+    except FedTailorError:
+        write_status(folder, previous)
+        raise
+    write_atomic(folder / "home" / "run", str(run).encode())
+    _say(f"Started. Show the progress with: fedtailor deploy status {folder}")
+    if follow:
+        _follow(folder)
+
+
+def _follow(folder: Path) -> None:
+    """Print the progress of the run until it ends."""
+    printed, checked = "", time.monotonic()
+    while True:
+        current = read_status(folder)
+        if time.monotonic() > checked + _FLOWER_CHECK_INTERVAL:
+            current, checked = _current_status(folder), time.monotonic()
+        if (progress := _progress(current)) != printed:
+            _say(printed := progress)
+        if current["state"] in ("finished", "stopped"):
+            raise typer.Exit(0 if current["state"] == "finished" else 1)
+        time.sleep(_POLL_INTERVAL)
+
+
+def _run_id(folder: Path) -> int | None:
+    path = folder / "home" / "run"
+    return int(read_text(path, "The run's ID", 100)) if path.is_file() else None
+
+
+def _is_active(folder: Path) -> bool:
+    run = _run_id(folder)
+    try:
+        return run is not None and not superlink.run_state(folder, run).startswith("finished")
+    except superlink.UnknownRunError:
+        return False
+
+
+def _current_status(folder: Path) -> dict[str, Any]:
+    """Return the last status; a run that is no longer active but wrote no final status was killed."""
+    current = {"state": "not started"} | read_status(folder)
+    if current["state"] in _ACTIVE and not _is_active(folder):
+        reason = f"its process ended; resume with: fedtailor deploy resume {folder}"
+        return read_status(folder) | {"state": "stopped", "reason": reason}
+    return current
+
+
+def _progress(current: dict[str, Any]) -> str:
+    rounds = f", {current['round']} of {current['rounds']} rounds done" if "rounds" in current else ""
+    reason = f": {current['reason']}" if current.get("reason") else ""
+    return f"{str(current['state']).capitalize()}{rounds}{reason}"
+
+
+def _show_payload(deployment: Deployment) -> None:
+    two, three = (preview_payload(deployment, clients, num_samples=100) for clients in (2, 3))
+    for direction, heading in (("down", "The server sends to a client"), ("up", "A client sends to the server")):
+        total = sum(tensor.bytes for tensor in two[direction])
+        _say(f"{heading} in every round: {total:,} bytes")
+        table = Table()
+        for column in ("name", "dtype", "shape", "bytes"):
+            table.add_column(column, justify="right" if column == "bytes" else "left")
+        for tensor in two[direction]:
+            table.add_row(*_row(tensor))
+        out.print(table)
+        if two[direction] != three[direction]:
+            _say("These sizes are for two clients; they grow with the number of clients.")
+
+
+def _row(tensor: TensorInfo) -> tuple[str, str, str, str]:
+    return tensor.name, tensor.dtype, "×".join(map(str, tensor.shape)) or "scalar", f"{tensor.bytes:,}"
+
+
+def _say(sentence: str) -> None:
+    out.print(sentence, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,93 @@
+"""The commands export and predict."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from fedtailor.cli import console
+from fedtailor.errors import ConfigError
+from fedtailor.runs.files import safe_file_name
+from fedtailor.runs.run import method_label
+
+if TYPE_CHECKING:
+    from fedtailor.export.prediction import Predictions
+
+_MAX_ROWS = 50  # predictions shown in the terminal
+
+_Client = Annotated[int | None, typer.Option(help="the client's number in the run")]
+_Moment = Annotated[str, typer.Option(help="trained, or received (after the last aggregation)")]
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="a run folder, a deployed client's folder, or a safetensors model file")],
+    client: _Client = None,
+    all_clients: Annotated[bool, typer.Option("--all", help="export all clients' models into a folder")] = False,
+    format: Annotated[str | None, typer.Option(help="safetensors, onnx, or pt2; default: the suffix of --out")] = None,
+    moment: _Moment = "trained",
+    inputs: Annotated[str | None, typer.Option(help="the dtype of the inputs, such as uint8, if not the run's")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="the file to write; with --all, a new folder")] = None,
+) -> None:
+    """Export a client's personal model as safetensors (a state_dict), ONNX, or a PyTorch exported program.
+
+    The written file is read back, and its outputs must match those of the model.
+    """
+    from fedtailor.export.personal_model import load_all_personal, load_personal
+    from fedtailor.export.writers import client_file_name, export_model, export_models, require_personal
+
+    if all_clients and client is not None:
+        raise ConfigError("export takes either --client or --all, not both.")
+    suffix = "" if out is None or all_clients else out.suffix.removeprefix(".")
+    format = format or suffix or "safetensors"
+    moment_suffix = "" if moment == "trained" else f"-{moment}"
+    if all_clients:
+        folder = out or Path(f"{run.resolve().name}-models{moment_suffix}")
+        export_models(load_all_personal(run, moment), folder, format, input_dtype=inputs)
+        count = len([*folder.iterdir()])
+        typer.echo(f"Saved the models of all {count} clients in {folder}; their outputs match the run.")
+        return
+    model = load_personal(run, client, moment)
+    info = require_personal(model, None).info
+    path = out or Path(f"{safe_file_name(info.run)}-client-{client_file_name(info)}{moment_suffix}.{format}")
+    export_model(model, path, format, input_dtype=inputs)
+    owner = f"client {info.client} ({method_label(info.method)}, {info.moment})"
+    typer.echo(f"Saved the model of {owner} to {path}; its outputs match the run.")
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="a run folder, a deployed client's folder, or an exported model")],
+    file: Annotated[Path, typer.Argument(help="the samples: .npz, .npy, an image, or a folder of images")],
+    client: _Client = None,
+    moment: _Moment = "trained",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="save all predictions as .csv or .npz")] = None,
+) -> None:
+    """Make predictions for the samples in a file with a client's personal model."""
+    from fedtailor.export.personal_model import load_personal
+    from fedtailor.export.prediction import predict as predict_file
+
+    model = load_personal(run, client, moment)
+    if out is not None and out.exists() and out.samefile(file):
+        raise ConfigError(f"'{out}' contains the samples. Choose another file with --out.")
+    predictions = predict_file(model, file)
+    if out is not None:
+        predictions.save(out)
+    console.out.print(_predictions_table(predictions))
+    count = len(predictions.samples)
+    if out is not None:
+        console.print_line(f"Saved {count:,} predictions to {out}" if count > 1 else f"Saved the prediction to {out}")
+    elif count > _MAX_ROWS:
+        console.print_line(f"{count - _MAX_ROWS:,} more predictions are not shown; --out saves all of them.")
+
+
+def _predictions_table(predictions: "Predictions") -> Table:
+    """Return a table of the first predictions."""
+    heads, rows = predictions.rows()
+    table = Table(box=box.SIMPLE)
+    for number, head in enumerate(heads):
+        table.add_column(head.replace("_", " "), justify="right" if number else "left")
+    for row in rows[:_MAX_ROWS]:
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else escape(str(value)) for value in row))
+    return table

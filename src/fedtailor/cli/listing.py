@@ -1,0 +1,91 @@
+"""The commands list and data."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fedtailor.analysis.tables import new_table
+from fedtailor.cli.console import out, print_line
+from fedtailor.core.method import Method
+from fedtailor.data.datasets import DATASETS
+from fedtailor.errors import unknown_name
+from fedtailor.experiments.parsing import field_help
+from fedtailor.methods import METHODS
+from fedtailor.methods.catalog import catalog
+from fedtailor.networks import NETWORKS
+
+_Fields = Mapping[str, tuple[str, str]]  # field -> (default, description)
+
+data = typer.Typer(help="Download data sets.", no_args_is_help=True)
+
+
+def list_(
+    what: Annotated[str, typer.Argument(help="methods, data, or networks")],
+    name: Annotated[str, typer.Argument(help="with methods: show the fields of this method")] = "",
+) -> None:
+    """List the available methods, data sets, or networks.
+
+    fedtailor list methods fedprox shows the fields of one method.
+    """
+    if what == "methods" and name:
+        if name not in METHODS:
+            raise unknown_name("method", name, METHODS)
+        method = METHODS[name]
+        out.print(_table("method", {name: (method.__doc__ or "", field_help(method))}, title=_proper_name(method)))
+    elif what == "methods":
+        out.print(_methods_table())
+    elif what == "networks":
+        out.print(_table("network", {n: (kind.__doc__ or "", field_help(kind)) for n, kind in NETWORKS.items()}))
+    elif what == "data":
+        about = {name: dataset.description for name, dataset in DATASETS.items()}
+        about["folder"] = "your own data: one .npz file or one folder of images per client (--data.folder)"
+        out.print(_table("data", {name: (text, {}) for name, text in about.items()}))
+    else:
+        raise unknown_name("list", what, ["methods", "data", "networks"])
+
+
+@data.command()
+def get(name: Annotated[str, typer.Argument(help="fashion-mnist, mnist, or cifar10")]) -> None:
+    """Download a data set, so that later runs need no network."""
+    from fedtailor.data import download
+
+    if name == "digits":
+        print_line("digits is included in scikit-learn and needs no download.")
+        return
+    print_line(f"{name} saved in {download.download(name)}")
+
+
+def _methods_table() -> Table:
+    """Return a table of all methods by family."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("method", no_wrap=True)
+    table.add_column("paper, communication per round, client state")
+    family = ""
+    for name, entry in catalog().items():
+        if entry.family != family:
+            family = entry.family
+            table.add_row("", "", f"\n[bold]{family}[/]")
+        state = f"client state: {entry.client_state}; personal: {'yes' if entry.personal else 'no'}"
+        details = f"down: {entry.download}; up: {entry.upload}; {state}\na newcomer starts with {entry.newcomer_start}"
+        about = f"{escape(entry.paper)}\n[dim]{escape(details)}[/]"
+        table.add_row(name, _proper_name(METHODS[name]), about)
+    return table
+
+
+def _table(kind: str, rows: Mapping[str, tuple[str, _Fields]], title: str = "") -> Table:
+    """Return a table of names with their descriptions, and their fields if there are any."""
+    has_fields = any(fields for _, fields in rows.values())
+    table = new_table(title, [kind, "description", "fields"][: 2 + has_fields], left=3)
+    table.show_lines = has_fields
+    for name, (text, fields) in rows.items():
+        shown = [f"{field} = {default}" + (f"  {note}" if note else "") for field, (default, note) in fields.items()]
+        table.add_row(name, " ".join(text.split()), *["\n".join(shown)][:has_fields])
+    return table
+
+
+def _proper_name(method: type[Method]) -> str:
+    return vars(method).get("title") or method.__name__

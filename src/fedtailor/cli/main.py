@@ -1,0 +1,63 @@
+"""The `fedtailor` command: the app, its subcommands, and the entry point."""
+
+import sys
+from collections.abc import Callable
+
+import typer
+from rich.markup import escape
+
+from fedtailor.cli.console import err
+from fedtailor.cli.export import export, predict
+from fedtailor.cli.listing import data, list_
+from fedtailor.cli.reporting import live, report, track
+from fedtailor.cli.run import compare, experiment_flags, resume, run, show
+from fedtailor.cli.sweep import sweep
+from fedtailor.errors import ConfigError, FedTailorError
+
+_ANY_FLAG = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
+_WITH_FLAGS: list[Callable[..., None]] = [run, compare, sweep]
+_COMMANDS: list[Callable[..., None]] = [resume, show, list_, report, track, export, predict, live]
+
+app = typer.Typer(
+    help="Personalized federated learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,  # local variables may contain private data
+)
+_flags_help = experiment_flags()
+for _command in _WITH_FLAGS:
+    app.command(context_settings=_ANY_FLAG, epilog=_flags_help)(_command)
+for _command in _COMMANDS:
+    app.command(_command.__name__.removesuffix("_"))(_command)
+app.add_typer(data, name="data")
+
+
+def main() -> None:
+    """Run the command; a `FedTailorError` is printed in one line and exits with code 2."""
+    try:
+        if "deploy" in sys.argv[1:2] or len(sys.argv) < 2 or "--help" in sys.argv[1:2]:
+            _add_deploy()  # only if needed: importing Flower takes half a second
+        app()
+    except FedTailorError as error:
+        err.print(f"[bold red]fedtailor:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        sys.exit(2)
+
+
+def _add_deploy() -> None:
+    """Add `fedtailor deploy`; without Flower, it only says how to install it."""
+    try:
+        from fedtailor.cli.deploy import deploy
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("flwr", "cryptography"):
+            raise
+
+        @app.command(name="deploy", context_settings=_ANY_FLAG)
+        def without_flower() -> None:
+            """Run a real federation with Flower. Requires: pip install 'fedtailor[flower]'."""
+            raise ConfigError("fedtailor deploy requires Flower. Install it with: pip install 'fedtailor[flower]'.")
+    else:
+        app.add_typer(deploy, name="deploy")
+
+
+if __name__ == "__main__":
+    main()

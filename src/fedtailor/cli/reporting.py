@@ -1,0 +1,67 @@
+"""The commands report, track, and live."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_Runs = Annotated[list[Path], typer.Argument(help="run folders, or folders of runs as written by compare and sweep")]
+
+
+def report(
+    runs: _Runs,
+    out: Annotated[Path, typer.Option("--out", "-o", help="the file to write")] = Path("report.html"),
+) -> None:
+    """Write an HTML report with figures.
+
+    It shows which method scores highest, whether the difference is significant,
+    which clients gain over local training, which clients learn from each other,
+    and the costs. The report is one file that needs no network.
+    """
+    from fedtailor.reporting.report import write_report
+
+    typer.echo(write_report(runs, out))
+    typer.echo(f"Report saved to {out} ({out.stat().st_size / 1e6:.1f} MB)")
+
+
+def track(
+    runs: _Runs,
+    tensorboard: Annotated[Path | None, typer.Option(help="a log folder for TensorBoard", metavar="FOLDER")] = None,
+    mlflow: Annotated[str | None, typer.Option(help="an MLflow store: sqlite:///mlflow.db, http://...")] = None,
+    experiment: Annotated[str | None, typer.Option(help="the experiment's name in MLflow (fedtailor)")] = None,
+    artifacts: Annotated[bool, typer.Option("--artifacts", help="also send finished runs' files to MLflow")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="keep sending new rounds until Ctrl-C")] = False,
+) -> None:
+    """Send runs to TensorBoard or MLflow. Repeated calls send only what is new."""
+    from fedtailor.reporting.trackers.track import track as send
+
+    try:
+        send(
+            runs,
+            tensorboard=tensorboard,
+            mlflow=mlflow,
+            experiment=experiment,
+            artifacts=artifacts,
+            follow=follow,
+            echo=typer.echo,
+        )
+    except KeyboardInterrupt:
+        typer.echo("Stopped. Run the same command again to continue.")
+
+
+def live(
+    folder: Annotated[Path, typer.Argument(help="the folder with runs, at any depth")] = Path("runs"),
+    port: Annotated[int | None, typer.Option(help="default: 8317, or a free port", min=0, max=65535)] = None,
+    host: Annotated[
+        str, typer.Option(help="the address to listen on; beyond loopback, others with the token have access")
+    ] = "127.0.0.1",
+    show: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
+) -> None:
+    """Serve a local page that follows runs and compares them.
+
+    The page also shows single clients, and it starts and stops experiments.
+    Ctrl-C stops the page, not the experiments.
+    """
+    from fedtailor.reporting.dashboard.server import serve
+
+    serve(folder, host, port, show, typer.echo)

@@ -1,0 +1,110 @@
+"""The command sweep, and the table that `show` prints for a sweep."""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import zip_longest
+from pathlib import Path
+
+import typer
+
+from fedtailor.cli.console import (
+    collect_failures,
+    err,
+    out,
+    print_failures,
+    print_line,
+    print_on_interrupt,
+    progress_bars,
+    run_with_progress,
+)
+from fedtailor.data.datasets import Data
+from fedtailor.data.federation import Federation
+from fedtailor.errors import ConfigError
+from fedtailor.experiments.sweep import Plan, Sweep, check_can_resume, open_sweep_folder, parse_sweep
+from fedtailor.experiments.tuning import Outcome, compare_settings, make_outcome, sweep_table, sweep_verdict
+from fedtailor.runs.reader import check_same_experiment, is_finished, is_run_folder
+
+_Loaders = dict[tuple[Data, int | None], Callable[[], Federation]]  # (data settings, seed) -> loader
+
+
+def sweep(ctx: typer.Context) -> None:
+    """Run a grid of settings.
+
+    Example: fedtailor sweep exp.toml --method.lr 0.05,0.1 --seed 0,1,2
+    A flag with several values is an axis. For a field that takes a list, repeat
+    the flag: --network.hidden 64,32 --network.hidden 128.
+    --validation holds out data on which the best setting is selected.
+    --moment is trained or received: the models whose scores are compared.
+    --out is the folder for the runs. The same command continues an interrupted
+    sweep and accepts additional values. If a run fails, the others continue.
+    --dry-run only lists the runs.
+    """
+    requested = parse_sweep([word for word in ctx.args if word != "--dry-run"])
+    folder = requested.choose_folder()
+    check_can_resume(folder, requested.plan)
+    if "--dry-run" in ctx.args:
+        _list_runs(folder, requested)
+        return
+    failures = dict(requested.invalid)
+    loaders: _Loaders = {point.data_key: cache(point.experiment.load) for point in requested.points}
+    invalid = _find_invalid_settings(folder, requested, loaders, failures)
+    with (
+        open_sweep_folder(folder, requested.plan),
+        progress_bars() as progress,
+        print_on_interrupt("To continue the sweep, run the same command again."),
+    ):
+        outcomes, total = list[Outcome](), progress.add_task("all runs", total=len(requested.points), score="")
+        for point, following in zip_longest(requested.points, requested.points[1:]):
+            if point.setting not in invalid or is_finished(folder / point.label):
+                with collect_failures(failures, point.label, Exception):
+                    finished = run_with_progress(
+                        point.experiment, loaders[point.data_key], folder / point.label, point.label, progress
+                    )
+                    outcomes.append(make_outcome(finished, point.values))
+            progress.advance(total)
+            if following is None or following.data_key != point.data_key:
+                del loaders[point.data_key]  # frees the data
+    if outcomes:
+        show_sweep(requested.plan, outcomes)
+        print_line(f"Runs saved in {folder}")
+    print_failures(failures)
+    if failures:
+        raise typer.Exit(1)
+
+
+def show_sweep(plan: Plan, outcomes: list[Outcome]) -> None:
+    """Print a sweep's table and summary."""
+    found = compare_settings(plan.axes, outcomes, plan.moment)
+    out.print(sweep_table(found))
+    out.print(sweep_verdict(found), markup=False, highlight=False)
+
+
+def _find_invalid_settings(folder: Path, requested: Sweep, loaders: _Loaders, failures: dict[str, str]) -> set[str]:
+    """Report settings that do not fit together before training starts, and raise `ConfigError` if no others remain."""
+    checked, invalid = set[str](), set[str]()
+    for point in requested.points:
+        if is_finished(folder / point.label) or point.setting in checked:
+            continue
+        checked.add(point.setting)
+        found: dict[str, str] = {}
+        with collect_failures(found, point.label, Exception):
+            fed = loaders[point.data_key]()
+            point.experiment.check(fed)
+            if is_run_folder(folder / point.label):
+                check_same_experiment(folder / point.label, point.experiment.describe(fed))
+        failures |= found
+        invalid |= {point.setting} if found else set()
+    if all(point.setting in invalid for point in requested.points):
+        raise ConfigError(next(iter(failures.values())))
+    for name, reason in failures.items():
+        err.print(f"{name} is skipped: {reason}", markup=False, highlight=False, soft_wrap=True)
+    return invalid
+
+
+def _list_runs(folder: Path, requested: Sweep) -> None:
+    for point in requested.points:
+        path = folder / point.label
+        state = "finished" if is_finished(path) else "started" if is_run_folder(path) else "pending"
+        print_line(f"{point.label}: {state}")
+    print_line(f"{len(requested.points)} runs in {folder}")
+    print_failures(requested.invalid)

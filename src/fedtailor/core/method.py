@@ -1,0 +1,255 @@
+"""The contract that every federated learning method implements.
+
+A method is a frozen dataclass of hyperparameters with a few pure functions over trees. Client hooks see one client;
+server hooks see the clients of a round, stacked along the leading axis. The only data that is sent between them is
+what `send` and `train` return.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from math import inf, isfinite
+from numbers import Integral, Real
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fedtailor.core import random
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.model import Inputs, Model
+from fedtailor.core.trees import Params, Tree, grow, repeat
+from fedtailor.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the server and all clients know before round 1."""
+
+    model: Model
+    params: Params  # initial parameters, the same for all clients
+    num_clients: int
+    sizes: Tensor  # [num_clients], training samples per client
+    rounds: int
+    seed: int
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor with the dtype and device of the run, for `setup.like.new_zeros(...)` and similar calls."""
+        return next(iter(self.params.values()))
+
+    def uniform(self, shape: tuple[int, ...], *salts: int) -> Tensor:
+        """Return random numbers in (0, 1) that depend on the seed and the salts, to initialize extra parameters."""
+        return random.uniform(random.make_key(self.seed, *salts), shape, self.like.dtype, self.like.device)
+
+    def split(self, part: str | Sequence[str]) -> tuple[Params, Params]:
+        """Split the initial parameters into (rest, part), as `Model.split` does; neither may be empty."""
+        rest, chosen = self.model.split(self.params, part)
+        if not rest or not chosen:
+            raise ConfigError(f"This method needs a model with parameters both inside and outside of {part!r}.")
+        return rest, chosen
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A round as the server sees it; `sent` and `received` are stacked in the order of `clients`."""
+
+    round: int
+    clients: Sequence[int]
+    num_clients: int
+    sizes: Tensor  # [len(clients)], training samples per client
+    model: Model
+    sent: Tree
+    received: Tree
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base class of federated learning methods: subclass it, add hyperparameters as fields, and override hooks.
+
+    In each round, `send` makes one message per selected client, `train` turns a client's state and message into a new
+    state and an upload, and `receive` updates the server state from the uploads. For evaluation, `personalize` and
+    `trained` return a client's personal model, and `logits` computes its outputs. Only `train` has no default.
+
+    Rules:
+
+    - Hooks are pure functions: they return new trees and do not modify their arguments or keep state elsewhere.
+    - Hooks that run on a client must work under `torch.func.vmap`: no `.item()`, no `if` on tensors, no in-place
+      operations, and no random generators (use `ctx.uniform` and `batch.uniform`).
+    - Messages and uploads contain model parameters under the name "params". An upload uses a name of the message only
+      for the same quantity after training.
+    - The names in a client state or server state are the same in all rounds, and so are the shapes unless clients join
+      (`grow_server`, `grow_client`). The names in a message may change between rounds, but not within a round.
+    """
+
+    title: ClassVar[str] = ""  # proper name, such as "Self-FL"; empty: the name of the class
+    personal: ClassVar[bool] = True  # False: all clients end with the same model
+    download: ClassVar[str] = "model"  # what a client receives per round, as text for tables
+    upload: ClassVar[str] = "model"  # what a client sends per round, as text for tables
+    client_state: ClassVar[str] = "nothing"  # what a client keeps between rounds, as text for tables
+    newcomer_start: ClassVar[str] = "the global model"  # what a client that joins late starts with, as text for tables
+
+    def __post_init__(self) -> None:
+        """Validate the fields by the types of their defaults, and the optimizer fields by their ranges."""
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(f.default, bool):
+                self.require(isinstance(value, bool), f.name, "true or false")
+            elif isinstance(f.default, float):
+                self.require(isinstance(value, Real) and isfinite(value), f.name, "a finite number")
+            elif isinstance(f.default, int):
+                self.require(isinstance(value, Integral), f.name, "an integer")
+        lr = getattr(self, "lr", None)  # None: the method chooses the learning rate, or has none
+        self.require(lr is None or (isinstance(lr, Real) and 0 < float(lr) < inf), "lr", "above 0")
+        for name, low in [("epochs", 1), ("momentum", 0), ("weight_decay", 0)]:
+            self.require(getattr(self, name, low) >= low, name, f"at least {low}")
+        self.require(getattr(self, "momentum", 0) < 1, "momentum", "below 1")
+
+    def require(self, condition: bool, name: str, requirement: str) -> None:
+        """Raise `ConfigError` ("lr must be above 0, got -1.") for the field `name` unless the condition is true."""
+        if not condition:
+            raise ConfigError(f"{type(self).__name__}: {name} must be {requirement}, got {getattr(self, name)!r}.")
+
+    def require_choice(self, name: str, *choices: str) -> None:
+        """Raise `ConfigError` unless the field `name` is one of the choices."""
+        self.require(getattr(self, name) in choices, name, " or ".join(repr(choice) for choice in choices))
+
+    @classmethod
+    def class_title(cls) -> str:
+        """Return the title, or the name of the class if it has none; a subclass does not inherit the title."""
+        return vars(cls).get("title") or cls.__name__
+
+    @property
+    def display_name(self) -> str:
+        """Name for tables and text; a method that wraps another one names both, such as LAG (SCAFFOLD)."""
+        inner = getattr(self, "inner", None)
+        own = self.class_title()
+        return f"{own} ({inner.display_name})" if isinstance(inner, Method) else own
+
+    @property
+    def optimizer_options(self) -> dict[str, Any]:
+        """The method's optimizer fields, as keyword arguments for `ctx.sgd`."""
+        names = {f.name for f in fields(self)}
+        return {name: getattr(self, name) for name in ("lr", "epochs", "momentum", "weight_decay") if name in names}
+
+    @property
+    def sequential_clients(self) -> bool:
+        """Whether the clients of a round train one after another, each with the server state that the last one left."""
+        return False
+
+    @property
+    def uses_plain_mean(self) -> bool:
+        """Whether `receive` uses only the unweighted mean of the uploads, which `Channel(trusted=True)` requires."""
+        return False
+
+    # Server hooks. They run as ordinary Python, with trees stacked over the clients of the round.
+
+    def init_server(self, setup: Setup) -> Tree:
+        """Return the server state before round 1; by default the initial parameters."""
+        return {"params": setup.params}
+
+    def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        """Return the messages to these clients, stacked; by default all clients receive the whole server state."""
+        return repeat(server, len(clients))
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        """Return the server state after a round, given its messages and uploads; by default it is unchanged."""
+        return server
+
+    def serve(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        """Return the messages for evaluation and use of the models instead of training; by default those of `send`."""
+        return self.send(server, clients, round)
+
+    # Client hooks. They see one client and trees that are not stacked.
+
+    def init_client(self, setup: Setup) -> Tree:
+        """Return a client's state before its first round; by default it is empty."""
+        return {}
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        """Train for one round and return (new client state, upload)."""
+        raise NotImplementedError
+
+    def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        """Return the personal model at the moment `received`: after the message arrives and before training.
+
+        The default is the "params" of the message; a method may fine-tune them here.
+        """
+        if "params" not in message:
+            name = type(self).__name__
+            raise ConfigError(f"{name} sends no 'params', so {name}.personalize must return the client's model.")
+        params: Tree = message["params"]
+        return params
+
+    def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
+        """Return the personal model at the moment `trained`: after training, with the new state and the upload.
+
+        By default, this is `personalize` with the upload in place of the message's entries of the same names. It is
+        called in every round. For a client that never trained, `personalize` with the initial message is used instead.
+        """
+        return self.personalize(ctx, state, message | upload)
+
+    def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
+        """Return the outputs of a personal model."""
+        return model.logits(personal, x)
+
+    # Hooks for clients that join late. `setup` then describes all clients, including the newcomers.
+
+    def grow_server(self, server: Tree, setup: Setup, before: int) -> Tree:
+        """Return the server state extended to the clients from number `before` on, in the shapes of `init_server`.
+
+        The messages to the other clients must not change, except where the method's equations contain the number of
+        clients.
+        """
+        return grow(server, self.init_server(setup))
+
+    def grow_client(self, state: Tree, setup: Setup) -> Tree:
+        """Return the state of an existing client, extended to the new number of clients."""
+        return grow(state, self.init_client(setup))
+
+    def init_newcomer(self, setup: Setup, message: Tree) -> Tree:
+        """Return a newcomer's state before its first round, given the first message that it receives.
+
+        By default, this is `init_client` with the received "params" in place of the initial parameters.
+        """
+        received = message.get("params", {})
+        known = {name: leaf for name, leaf in received.items() if name in setup.params and isinstance(leaf, Tensor)}
+        return self.init_client(replace(setup, params=setup.params | known))
+
+    # Hooks for method metrics. Their results go into the record and are never sent.
+
+    def server_metrics(self, before: Tree, after: Tree, exchange: Exchange) -> Tree:
+        """Return metrics of the server after each round; this should be cheap.
+
+        The result contains tensors by name and, under "per_client", tensors with one value per client of the round.
+        """
+        return {}
+
+    def client_metrics(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
+        """Return scalar metrics of a client after it trained, with its new state, without a pass over its data."""
+        return {}
+
+    @property
+    def has_evaluation_metrics(self) -> bool:
+        """Whether the method overrides `evaluation_metrics`."""
+        return type(self).evaluation_metrics is not Method.evaluation_metrics
+
+    def evaluation_metrics(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        """Return scalar metrics of a client when it is evaluated; this may pass over its data.
+
+        `message` is the one that the client would receive in the next round. The sums over all evaluated clients go to
+        `reduce_metrics`; tensors that are not scalar are used only there.
+        """
+        return {}
+
+    def reduce_metrics(self, totals: Tree) -> Tree:
+        """Return metrics over all evaluated clients, given the sums of what `evaluation_metrics` returned."""
+        return {}
+
+
+@dataclass(frozen=True)
+class LocalTraining(Method):
+    """A method whose clients train with SGD: `ctx.sgd(objective, start, **self.optimizer_options)`."""
+
+    lr: float = 0.1  # η, local learning rate
+    epochs: int = 2  # E, local epochs
+    momentum: float = 0.0  # of local SGD
+    weight_decay: float = 0.0  # of local SGD

@@ -1,0 +1,314 @@
+"""`Model`: a network as pure functions of its parameters.
+
+A `Model` contains the module as a skeleton: every call passes the parameters as `params`, and the module's own weights
+are only the initial values. Stateful layers are replaced (see `functional_layers`).
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedtailor.core.functional_layers import BatchNorm, Dropout, join_path, make_functional
+from fedtailor.core.metrics import Metric, accuracy, auc, macro_f1
+from fedtailor.core.trees import Params
+from fedtailor.errors import ConfigError, unknown_name
+
+Inputs = Any  # a tensor, or a dict of tensors, with samples on the leading axis
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one loss per example
+
+NORMALIZATION_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return one squared error per example, averaged over its outputs."""
+    return (outputs - targets.reshape(outputs.shape)).square().reshape(len(outputs), -1).mean(1)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return one cross-entropy per example."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+LOSSES: dict[str, tuple[Loss, dict[str, Metric]]] = {
+    "classification": (cross_entropy, {"accuracy": Metric(accuracy), "macro_f1": Metric(macro_f1), "auc": Metric(auc)}),
+    "regression": (squared_error, {"mse": Metric(lambda o, t: squared_error(o, t).mean(), higher_is_better=False)}),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A network with its loss and metrics. All methods are pure functions; `wrap` makes a Model from a module."""
+
+    module: nn.Module  # the skeleton, in training or evaluation mode
+    body: nn.Module  # a copy that stops before the head, for `features`
+    head: str | None  # name of the last layer; None: unknown
+    loss: Loss = cross_entropy
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    build: Callable[[], nn.Module] | None = None  # makes initial weights; None: use those of the module
+    description: Mapping[str, Any] = field(default_factory=dict)  # of the network, for the run folder
+    parts: Mapping[str, Sequence[str]] = field(
+        default_factory=dict
+    )  # layer names by the part names that `split` accepts
+
+    @cached_property
+    def running_stats(self) -> tuple[str, ...]:
+        """Names of batch-normalization statistics, which are sent like parameters but have no gradient."""
+        layers = [m for m in self.module.modules() if isinstance(m, BatchNorm) and m.running_mean is not None]
+        return tuple(join_path(m.path, kind) for m in layers for kind in ("running_mean", "running_var"))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names in Params: trainable parameters, then running statistics. Tied weights have one name."""
+        return (*(name for name, p in self.module.named_parameters() if p.requires_grad), *self.running_stats)
+
+    def init(self, seed: int) -> Params:
+        """Return the initial parameters: from the seed for a named network, else the weights of the wrapped module."""
+        module = self.module
+        if self.build is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(
+                    seed
+                )  # torch.manual_seed would also reset the generators of the GPUs
+                module = self.build()
+        state, like = module.state_dict(), self.module.state_dict()
+        return {name: state[name].to(like[name], copy=True) for name in self.names}
+
+    def logits(self, params: Params, x: Inputs) -> Tensor:
+        """Return the output of the network."""
+        return self._call(self.module, params, x)
+
+    def features(self, params: Params, x: Inputs) -> Tensor:
+        """Return the input of the head."""
+        if self.head is None:
+            raise ConfigError("This model has no head; name its last layer with ft.wrap(module, head='...').")
+        try:
+            self._call(self.body, params, x)
+        except _HeadReached as reached:
+            features: Tensor = reached.args[0]
+            return features
+        raise ConfigError(f"The model's forward never calls its head '{self.head}', so there are no features.")
+
+    def head_output(self, params: Params, features: Tensor) -> Tensor:
+        """Return the output of the head for these features; `params` needs to contain only the head's parameters."""
+        head = self._head
+        names = {path.removeprefix(f"{self.head}."): name for layer, path, name in self._tensor_uses if layer is head}
+        if missing := [name for name in names.values() if name not in params]:
+            raise ConfigError(f"The head shares '{missing[0]}' with another layer; this method needs separate weights.")
+        by_path = {path: params[name] for path, name in names.items()}
+        return functional_call(head, by_path, (features,))  # type: ignore[no-any-return]
+
+    @property
+    def head_size(self) -> tuple[int, int]:
+        """(classes, features) of a linear head."""
+        classes, features = self._head.weight.shape
+        return int(classes), int(features)
+
+    def split(self, params: Params, part: str | Sequence[str] = "head") -> tuple[Params, Params]:
+        """Split parameters into (rest, part). Weights that both use (tied weights) are in the rest.
+
+        A part is "head" (the last layer; the rest is the body), "input" (the first layer), "output" (the head, or the
+        layers that the network lists), "split_input" (the layers that the network lists), "batch_norm" (all
+        batch-normalization layers), a layer's name, or a list of layer names.
+        """
+        names = self._names_of(part)
+        chosen = {name: p for name, p in params.items() if name in names}
+        return {name: p for name, p in params.items() if name not in chosen}, chosen
+
+    def layers(self) -> dict[str, list[str]]:
+        """Return the parameter names of each layer that has parameters, in order, without normalization layers."""
+        found: dict[str, list[str]] = {}
+        for layer, path, name in self._tensor_uses:
+            if path == name and not isinstance(layer, NORMALIZATION_LAYERS):
+                found.setdefault(name.rpartition(".")[0] or type(layer).__name__, []).append(name)
+        return found
+
+    def mode(self, training: bool) -> "Model":
+        """Return the model in training or evaluation mode."""
+        module, body = copy.deepcopy((self.module, self.body))
+        return replace(self, module=module.train(training), body=body.train(training))
+
+    @cached_property
+    def eval_mode(self) -> "Model":
+        """The model in evaluation mode: no dropout, and running statistics instead of batch statistics."""
+        return self.mode(training=False)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Model":
+        """Return the model with its constants (frozen weights, buffers) on a device and in a dtype."""
+        module, body = copy.deepcopy((self.module, self.body))
+        return replace(self, module=module.to(device, dtype), body=body.to(device, dtype))
+
+    def state_dict(self, params: Params) -> Params:
+        """Return an ordinary state_dict: the parameters together with the module's constants."""
+        module = copy.deepcopy(self.module)
+        module.load_state_dict(params, strict=False)
+        return {name: value.detach().cpu() for name, value in module.state_dict().items()}
+
+    def with_initial_weights(self, state: Mapping[str, Tensor]) -> "Model":
+        """Return the model with the weights and constants of an ordinary state_dict as initial values."""
+        if not isinstance(state, Mapping):
+            raise ConfigError(
+                "The initial weights must be a state_dict; pass module.state_dict() instead of the module."
+            )
+        own = self.module.state_dict()
+        for name in self.names:
+            if name not in state:
+                raise ConfigError(
+                    f"The initial state_dict has no '{name}'; it must contain every parameter of the model."
+                )
+            if state[name].shape != own[name].shape:
+                shapes = (
+                    f"{tuple(state[name].shape)} in the initial state_dict but {tuple(own[name].shape)} in the model"
+                )
+                raise ConfigError(f"'{name}' is {shapes}; both must be the same network.")
+        module, body = copy.deepcopy((self.module, self.body))
+        for part in (module, body):
+            part.load_state_dict(state, strict=False)
+        return replace(self, module=module, body=body, build=None)
+
+    def trainable(self, params: Params) -> Params:
+        """Return the parameters without running statistics, which have no gradient."""
+        return {name: p for name, p in params.items() if name not in self.running_stats}
+
+    @property
+    def score(self) -> str:
+        """Name of the metric that ranks models: the first metric, or the loss if there is none."""
+        return next(iter(self.metrics), "loss")
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a higher `score` is better."""
+        return self.score in self.metrics and self.metrics[self.score].higher_is_better
+
+    def _names_of(self, part: str | Sequence[str]) -> frozenset[str]:
+        """Return the names in Params of the tensors that are used only inside a part."""
+        key = part if isinstance(part, str) else tuple(part)
+        if key not in self._known_parts:
+            inside = {layer for name in self._layers_of(part) for layer in self._layer(name).modules()}
+            outside = {name for layer, _, name in self._tensor_uses if layer not in inside}
+            self._known_parts[key] = frozenset(self.names) - outside
+        return self._known_parts[key]
+
+    @cached_property
+    def _known_parts(self) -> dict[str | tuple[str, ...], frozenset[str]]:
+        return {}
+
+    def _layers_of(self, part: str | Sequence[str]) -> Sequence[str]:
+        if not isinstance(part, str):
+            return part
+        if part in self.parts:
+            named = self.parts[part]
+            return [named] if isinstance(named, str) else named
+        if part == "split_input":
+            raise ConfigError("This network lists no layers for 'split_input'; pass the personal layers as a list.")
+        last = [] if self.head is None else [self.head]
+        norms = [name for name, layer in self.module.named_modules() if isinstance(layer, BatchNorm)]
+        standard = {"head": last, "output": last, "input": list(self.layers())[:1], "batch_norm": norms}
+        return standard.get(part, [part])
+
+    @property
+    def _head(self) -> nn.Linear:
+        """The linear head of a classifier, which some methods require."""
+        layer = None if self.head is None else self.module.get_submodule(self.head)
+        if not isinstance(layer, nn.Linear) or self.loss is not cross_entropy:
+            raise ConfigError("This method requires a classification model with a linear layer as its head.")
+        return layer
+
+    def _layer(self, name: str) -> nn.Module:
+        try:
+            return self.module.get_submodule(name)
+        except AttributeError:
+            raise unknown_name("layer", name, self.layers()) from None
+
+    @cached_property
+    def _tensor_uses(self) -> list[tuple[nn.Module, str, str]]:
+        """(layer, path in the module, name in Params) of every use of a tensor; tied weights have several uses."""
+        known = {id(t): name for name, t in (*self.module.named_parameters(), *self.module.named_buffers())}
+        return [
+            (layer, join_path(path, own), known[id(tensor)])
+            for path, layer in self.module.named_modules()
+            for own, tensor in (layer._parameters | layer._buffers).items()
+            if tensor is not None and known.get(id(tensor)) in self.names
+        ]
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether the network has dropout layers."""
+        return bool(self._dropouts)
+
+    @cached_property
+    def _dropouts(self) -> list["Dropout"]:
+        return [m for m in (*self.module.modules(), *self.body.modules()) if isinstance(m, Dropout)]
+
+    def _call(self, module: nn.Module, params: Params, x: Inputs) -> Tensor:
+        """Run a module with these parameters. None may be missing, or the skeleton's would be used instead."""
+        if missing := [name for name in self.names if name not in params]:
+            raise ConfigError(f"The model needs all its parameters, but '{missing[0]}' is missing.")
+        for layer in self._dropouts:
+            layer.uses = 0
+        by_path = {path: params[name] for _, path, name in self._tensor_uses}
+        # tie_weights=True would leave the given tensors in a layer that is used in two places
+        return functional_call(module, by_path, (x,), tie_weights=False)  # type: ignore[no-any-return]
+
+
+def wrap(
+    module: nn.Module,
+    head: str | None = "head",
+    loss: str | Loss = "classification",
+    metrics: Mapping[str, Metric | Callable[[Tensor, Tensor], Tensor]] | None = None,
+    parts: Mapping[str, Sequence[str]] | None = None,
+) -> Model:
+    """Make a Model from any module.
+
+    `head` is the name of its last layer. `loss` is "classification", "regression", or a function of (outputs, targets)
+    that returns one loss per example. `metrics` are functions of all (outputs, targets) of a client that return a
+    scalar; the first one ranks models. Higher values are better for classification and lower values for other losses;
+    `ft.Metric(function, higher_is_better=...)` overrides this. `parts` lists layers for methods that split the model,
+    such as parts={"split_input": ["camera"]}.
+
+    >>> wrap(nn.Sequential(nn.Linear(4, 3)), head="0").head
+    '0'
+    """
+    if isinstance(loss, str) and loss not in LOSSES:
+        raise unknown_name("loss", loss, LOSSES)
+    function, default_metrics = LOSSES[loss] if isinstance(loss, str) else (loss, {})
+    higher_is_better = loss == "classification"
+    own = {name: m if isinstance(m, Metric) else Metric(m, higher_is_better) for name, m in (metrics or {}).items()}
+    if "loss" in own:
+        raise ConfigError("A metric cannot be named 'loss', because the loss is recorded under that name.")
+    skeleton = make_functional(copy.deepcopy(module))
+    layers = {name: layer for name, layer in skeleton.named_modules(remove_duplicate=False) if name}
+    if head is not None and head not in layers:
+        last = [name for name, layer in layers.items() if layer._parameters][-1:]
+        hint = f"ft.wrap(module, head='{last[0]}')" if last else "ft.wrap(module, head=None)"
+        raise ConfigError(f"The model has no layer '{head}'; name its last layer, for example {hint}.")
+    body = copy.deepcopy(skeleton)
+    if head is not None:
+        body.get_submodule(head).register_forward_pre_hook(_stop_before_head)
+    description = {"name": type(module).__name__}
+    chosen = default_metrics if metrics is None else own
+    model = Model(skeleton.train(), body.train(), head, function, chosen, description=description, parts=parts or {})
+    for part in parts or {}:
+        model.split({}, part)  # raises ConfigError for unknown layers
+    return model
+
+
+def as_model(model: Model | nn.Module) -> Model:
+    """Return a Model as it is and wrap a module."""
+    if not isinstance(model, (Model, nn.Module)):
+        raise ConfigError(f"A model must be an nn.Module, ft.wrap(module), or ft.network(name, fed), got {model!r}.")
+    return model if isinstance(model, Model) else wrap(model)
+
+
+class _HeadReached(Exception):
+    """Carries the input of the head out of the network's forward pass."""
+
+
+def _stop_before_head(head: nn.Module, inputs: tuple[Any, ...]) -> None:
+    raise _HeadReached(inputs[0])

@@ -1,0 +1,293 @@
+"""`Federation`: clients, each with training and test data.
+
+All samples are in one tensor, and a client is two lists of indices. The data is therefore copied to a device once, and
+it keeps its dtype until a batch is made.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.core.model import Inputs
+from fedtailor.data.partition import Indices, group_by_owner, hold_out
+from fedtailor.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Clients and their data; `classes` is None if the targets are not classes."""
+
+    x: Inputs
+    y: Tensor
+    train: tuple[Tensor, ...]  # indices of each client's training samples
+    test: tuple[Tensor, ...]  # indices of each client's test samples
+    names: tuple[str, ...]
+    classes: int | None
+    mean: tuple[float, ...] | None = None  # per channel, subtracted when a batch is made
+    std: tuple[float, ...] | None = None  # per channel, divided by after that
+    settings: Mapping[str, Any] = field(default_factory=dict)  # how the federation was made, for the run folder
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return len(self.train)
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of one sample's input; None if inputs have several parts."""
+        return None if isinstance(self.x, dict) else tuple(self.x.shape[1:])
+
+    def class_counts(self, indices: Tensor) -> list[int] | None:
+        """Return the number of these samples per class; None if the targets are not classes."""
+        return None if self.classes is None else torch.bincount(self.y[indices], minlength=self.classes).tolist()
+
+    def find_owner(self, marked: Tensor) -> str:
+        """Return the name of the first client that owns a marked sample; `marked` is a mask over all samples."""
+        owned = (torch.cat(pair) for pair in zip(self.train, self.test, strict=True))
+        return next((name for name, own in zip(self.names, owned, strict=True) if bool(marked[own].any())), "?")
+
+    def make_preprocessing(self, dtype: torch.dtype, device: torch.device) -> Callable[[Inputs], Inputs]:
+        """Return the function that converts stored samples to inputs of a model.
+
+        It maps bytes to numbers from 0 to 1, converts floats to the dtype of the run, and leaves other integers
+        (tokens, lengths) unchanged. Then it normalizes the channels by mean and standard deviation.
+        """
+        max_byte = torch.tensor(255, dtype=dtype, device=device)  # in this dtype, so that the quotient has it as well
+        mean = _per_channel(self.mean, self.shape, dtype, device)
+        std = _per_channel(self.std, self.shape, dtype, device)
+
+        def prepare_part(part: Tensor) -> Tensor:
+            if part.dtype == torch.uint8:
+                part = part / max_byte
+            elif part.is_floating_point():
+                part = part.to(dtype)
+            part = part if mean is None else part - mean
+            return part if std is None else part / std
+
+        return lambda x: {n: prepare_part(p) for n, p in x.items()} if isinstance(x, dict) else prepare_part(x)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        clients: Sequence[tuple[Any, Any, Any, Any]],
+        *,
+        names: Sequence[str] | None = None,
+        classes: int | None = None,
+        **extra: Any,
+    ) -> "Federation":
+        """Make a federation from one (x_train, y_train, x_test, y_test) per client, as NumPy arrays or tensors.
+
+        x may be a dict of arrays. Integer targets are classes, and float targets are for regression. Inputs of dtype
+        uint8 are scaled to numbers from 0 to 1.
+
+        >>> x, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
+        >>> Federation.from_arrays([(x, y, x, y)]).num_clients
+        1
+        """
+        labels = _client_names(names, len(clients))
+        xs, ys = [], []
+        for name, arrays in zip(labels, clients, strict=True):
+            if len(arrays) != 4:
+                raise DataError(f"Client {name} must be (x_train, y_train, x_test, y_test), got {len(arrays)} arrays.")
+            for x, y in (arrays[:2], arrays[2:]):
+                xs.append(_tensors(x, f"Client {name}'s"))
+                ys.append(_targets(y, f"Client {name}'s"))
+                _check_lengths(xs[-1], ys[-1], f"Client {name}'s")
+        owners = [name for name in labels for _ in ("train", "test")]
+        x, y = _join(xs, owners, "inputs"), _join(ys, owners, "targets")
+        indices = torch.split(torch.arange(len(y)), [len(part) for part in ys])
+        return cls(x, y, indices[::2], indices[1::2], labels, _classes(y, classes), **extra)
+
+    @classmethod
+    def from_owners(
+        cls,
+        x: Any,
+        y: Any,
+        owned: Sequence[Indices],
+        *,
+        names: Sequence[str] | None = None,
+        test: float = 0.25,
+        seed: int = 0,
+        classes: int | None = None,
+        **extra: Any,
+    ) -> "Federation":
+        """Make a federation from samples and each client's indices; the fraction `test` is held out for testing."""
+        if not 0 < test < 1:
+            raise DataError(f"test must be a fraction between 0 and 1, got {test}.")
+        labels = _client_names(names, len(owned))
+        x, y = _tensors(x, "The"), _targets(y, "The")
+        _check_lengths(x, y, "The")
+        owned = [np.asarray(own, dtype=np.int64) for own in owned]
+        _check_owned(owned, labels, len(y))
+        parts = [hold_out(y.numpy(), own, test, (seed, client)) for client, own in enumerate(owned)]
+        train, held = (tuple(torch.from_numpy(part[side]) for part in parts) for side in (0, 1))
+        return cls(x, y, train, held, labels, _classes(y, classes), **extra)
+
+    @classmethod
+    def from_dataset(
+        cls, dataset: torch.utils.data.Dataset[Any], owners: Sequence[Any], *, test: float = 0.25, seed: int = 0
+    ) -> "Federation":
+        """Make a federation from a torch Dataset of (x, y) and the owner of each sample; each owner is a client.
+
+        >>> data = torch.utils.data.TensorDataset(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))
+        >>> Federation.from_dataset(data, ["ann", "ann", "bob", "bob"]).names
+        ('ann', 'bob')
+        """
+        if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
+            raise DataError(
+                "The data set must have a length and indexed samples; read an iterable data set into arrays first."
+            )
+        size = len(dataset)
+        if len(owners) != size:
+            raise DataError(f"The data set has {size} samples but {len(owners)} owners; give one owner per sample.")
+        names, owned = group_by_owner(owners)
+        owner_of = np.repeat(np.array(names, dtype=object), [len(own) for own in owned])
+        owner_of = owner_of[np.argsort(np.concatenate(owned))].tolist()  # in the order of the data set
+        xs, ys = zip(*(_pair(dataset[i], owner) for i, owner in enumerate(owner_of)), strict=True)
+        x, y = _join(xs, owner_of, "inputs"), _join(ys, owner_of, "targets")
+        return cls.from_owners(x, y, owned, names=names, test=test, seed=seed)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, *, test: float = 0.25, seed: int = 0) -> "Federation":
+        """Read one .npz file or one folder of images per client; see `fedtailor.data.client_folders`."""
+        from fedtailor.data.client_folders import read_folder  # requires pillow
+
+        found = read_folder(Path(folder), test=test, seed=seed)
+        settings = {"name": "folder", "folder": str(folder), "test": test, "seed": seed}
+        return cls.from_arrays(found.clients, names=found.names, classes=found.classes, settings=settings)
+
+
+def _client_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
+    if not clients:
+        raise DataError("A federation needs at least one client.")
+    labels = tuple(str(name) for name in (range(clients) if names is None else names))
+    if len(labels) != clients:
+        raise DataError(f"There are {clients} clients but {len(labels)} names; give one name per client.")
+    name, times = Counter(labels).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"{times} clients have the name {name}; names must be unique.")
+    return labels
+
+
+def _tensor(values: Any, whose: str, kind: str) -> Tensor:
+    """Convert values to a tensor of the same dtype; copy arrays with strides or byte orders that torch rejects."""
+    try:
+        if isinstance(values, Tensor):
+            return values.detach().cpu()
+        array = np.asarray(values)
+        return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{whose} {kind} cannot be converted to an array of numbers.") from error
+
+
+def _tensors(x: Any, whose: str) -> Inputs:
+    if isinstance(x, Mapping):
+        return {str(name): _tensor(part, whose, f"inputs '{name}'") for name, part in x.items()}
+    return _tensor(x, whose, "inputs")
+
+
+def _targets(y: Any, whose: str) -> Tensor:
+    targets = _tensor(y, whose, "targets")
+    if targets.dtype == torch.bfloat16:
+        return targets.float()  # NumPy, which splits the data, has no bfloat16
+    return targets if targets.is_floating_point() else targets.long()
+
+
+def _pair(sample: Any, owner: str) -> tuple[Inputs, Tensor]:
+    """Return a sample (x, y) of a data set, each with a leading axis of length 1."""
+    if not isinstance(sample, Sequence) or len(sample) != 2:
+        raise DataError(f"Client {owner}'s samples must be pairs (x, y); wrap the data set in one that returns pairs.")
+    x, y = _tensors(sample[0], f"Client {owner}'s"), _targets(sample[1], f"Client {owner}'s")
+    return {name: part[None] for name, part in x.items()} if isinstance(x, dict) else x[None], y[None]
+
+
+def _check_lengths(x: Inputs, y: Tensor, whose: str) -> None:
+    inputs = {f"inputs '{name}'": part for name, part in x.items()} if isinstance(x, dict) else {"inputs": x}
+    if not inputs:
+        raise DataError(f"{whose} inputs have no parts.")
+    for kind, part in [("targets", y), *inputs.items()]:
+        if not part.ndim:
+            raise DataError(f"{whose} {kind} are a single number; give an array with one row per sample.")
+        if len(part) != len(y):
+            raise DataError(f"{whose} {kind} have {len(part)} rows, but there are {len(y)} targets.")
+
+
+def _check_owned(owned: Sequence[Indices], names: Sequence[str], samples: int) -> None:
+    for name, own in zip(names, owned, strict=True):
+        if len(own) and (own.min() < 0 or own.max() >= samples):
+            raise DataError(f"Client {name} owns samples that do not exist; indices must be from 0 to {samples - 1}.")
+    owners = np.bincount(np.concatenate(owned), minlength=1)
+    if owners.max() > 1:
+        raise DataError(f"Sample {owners.argmax()} is owned twice; each sample must belong to one client.")
+
+
+def _join(parts: Sequence[Inputs], owners: Sequence[str], kind: str) -> Any:
+    """Concatenate arrays, which must agree in parts, shapes, and dtypes."""
+    for owner, part in zip(owners, parts, strict=True):
+        if _part_names(part) != _part_names(parts[0]):
+            raise DataError(f"Client {owner}'s inputs do not have the same parts as those of client {owners[0]}.")
+    if isinstance(parts[0], dict):
+        return {name: _join([part[name] for part in parts], owners, f"{kind} '{name}'") for name in parts[0]}
+    nonempty = next((part for part in parts if len(part)), parts[0])
+    for owner, part in zip(owners, parts, strict=True):
+        if len(part) and (part.shape[1:] != nonempty.shape[1:] or part.dtype != nonempty.dtype):
+            kinds = [f"{str(p.dtype).removeprefix('torch.')} {tuple(p.shape[1:])}" for p in (part, nonempty)]
+            raise DataError(f"Client {owner}'s {kind} are {kinds[0]}, but those of other clients are {kinds[1]}.")
+    return torch.cat([part for part in parts if len(part)] or [nonempty])
+
+
+def _part_names(x: Inputs) -> set[str] | None:
+    return set(x) if isinstance(x, dict) else None
+
+
+def _classes(y: Tensor, classes: int | None) -> int | None:
+    if y.is_floating_point() or y.ndim != 1:
+        return None
+    return classes if classes is not None else int(y.max()) + 1 if len(y) else 0
+
+
+def _per_channel(
+    values: tuple[float, ...] | None, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    if values is None or shape is None:
+        return None
+    return torch.tensor(values, dtype=dtype, device=device).reshape(-1, *[1] * (len(shape) - 1))
+
+
+def _check(fed: Federation) -> None:
+    for values in (fed.mean, fed.std):
+        if values is not None and (fed.shape is None or len(values) not in {1, *fed.shape[:1]}):
+            raise DataError(
+                f"mean and std need one value per channel, for inputs with a single part, got {len(values)} values."
+            )
+    for name, train, test in zip(fed.names, fed.train, fed.test, strict=True):
+        for own, use in ((train, "training"), (test, "test")):
+            if not len(own):
+                hint = "add some (two samples in total are enough) or remove the client"
+                raise DataError(f"Client {name} has no {use} data; {hint}.")
+    owned = torch.zeros(len(fed.y), dtype=torch.bool)
+    owned[torch.cat(fed.train + fed.test)] = True
+    inputs = fed.x.values() if isinstance(fed.x, dict) else [fed.x]
+    for kind, part in [*(("inputs", part) for part in inputs), ("targets", fed.y)]:
+        if not part.is_floating_point():
+            continue
+        bad = owned & ~torch.isfinite(part.flatten(1) if part.ndim > 1 else part[:, None]).all(1)
+        if bool(bad.any()):
+            raise DataError(f"Client {fed.find_owner(bad)} has NaN or infinity in its {kind}; remove those samples.")
+    if fed.classes is not None:
+        bad = owned & ((fed.y < 0) | (fed.y >= fed.classes))
+        if bool(bad.any()):
+            first = bad & (bad.cumsum(0) == 1)  # so that the label is the one of this client
+            label = int(fed.y[first])
+            raise DataError(
+                f"Client {fed.find_owner(first)} has the label {label}; labels must be from 0 to {fed.classes - 1}."
+            )

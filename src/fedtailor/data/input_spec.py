@@ -1,0 +1,96 @@
+"""`InputSpec`: the format of a model's inputs, without any data."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isfinite, prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.core.memory_limits import check_memory
+from fedtailor.core.model import Inputs
+from fedtailor.data.federation import Federation
+from fedtailor.errors import DataError
+
+SINGLE_INPUT = ""  # name of the part if inputs have a single part
+DTYPES = ("uint8", "int8", "int16", "int32", "int64", "bool", "float16", "bfloat16", "float32", "float64")
+_MAX_PARTS, _MAX_ELEMENTS, _MAX_CLASSES = 1000, 2**28, 10**6  # of a sample: parts, elements per part; classes
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """The format of one sample and the normalization of its channels, as saved in run folders and exported files."""
+
+    parts: Mapping[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape of one sample)
+    classes: int | None  # None: regression
+    targets: int = 1  # values per sample in regression
+    mean: tuple[float, ...] | None = None  # per channel, subtracted
+    std: tuple[float, ...] | None = None  # per channel, divided by
+    dtype_is_assumed: bool = False  # a deployed client's folder does not contain the dtype
+
+    def __post_init__(self) -> None:
+        shapes = [shape for _, shape in self.parts.values()]
+        statistics = [*(self.mean or ()), *(self.std or ())]
+        valid = (
+            0 < len(self.parts) <= _MAX_PARTS
+            and all(kind in DTYPES for kind, _ in self.parts.values())
+            and all(min(shape, default=1) > 0 and prod(shape) <= _MAX_ELEMENTS for shape in shapes)
+            and (self.classes is None or 1 <= self.classes <= _MAX_CLASSES)
+            and 1 <= self.targets <= _MAX_ELEMENTS
+            and all(isfinite(value) for value in statistics)
+        )
+        if not valid:
+            raise DataError("The input specification of a model is invalid: check its shapes, classes, and dtypes.")
+
+    @classmethod
+    def from_federation(cls, fed: Federation) -> "InputSpec":
+        """Return the format of a federation's samples.
+
+        >>> x, y = np.zeros((4, 3), np.uint8), np.array([0, 1, 0, 1])
+        >>> InputSpec.from_federation(Federation.from_arrays([(x, y, x, y)])).parts
+        {'': ('uint8', (3,))}
+        """
+        parts = fed.x if isinstance(fed.x, dict) else {SINGLE_INPUT: fed.x}
+        kinds = {name: (str(part.dtype).removeprefix("torch."), tuple(part.shape[1:])) for name, part in parts.items()}
+        return cls(kinds, fed.classes, max(1, fed.y[:1].numel()), fed.mean, fed.std)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the specification as plain JSON values.
+
+        >>> InputSpec({"": ("uint8", (3,))}, classes=2).to_json()["parts"]
+        {'': ['uint8', [3]]}
+        """
+        return dict(json.loads(json.dumps(asdict(self))))
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of one sample; None if inputs have several parts."""
+        return self.parts[SINGLE_INPUT][1] if SINGLE_INPUT in self.parts else None
+
+    def random_samples(self, count: int, seed: int = 0) -> Inputs:
+        """Return random samples of this format, so that exported files contain no client's data."""
+        check_memory(count * sum(8 * prod(shape) for _, shape in self.parts.values()), "A model's inputs")
+        random = np.random.default_rng(seed)
+        samples = {name: _random_tensor(random, kind, (count, *shape)) for name, (kind, shape) in self.parts.items()}
+        return samples.get(SINGLE_INPUT, samples)
+
+    def dummy_federation(self) -> Federation:
+        """Return one client with two random samples, to build networks and preprocessing."""
+        x = self.random_samples(2)
+        y = np.arange(2) % self.classes if self.classes is not None else np.zeros((2, self.targets), np.float32)
+        extra: dict[str, Any] = {"classes": self.classes, "mean": self.mean, "std": self.std}
+        return Federation.from_arrays([(x, y, x, y)], **extra)
+
+
+def _random_tensor(random: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Tensor:
+    if kind == "uint8":
+        return torch.from_numpy(random.integers(0, 256, shape, np.uint8))
+    if "float" in kind:
+        dtype: torch.dtype = getattr(torch, kind)
+        return torch.from_numpy(random.uniform(size=shape)).to(dtype)
+    return torch.from_numpy(random.integers(0, 2, shape)).to(
+        getattr(torch, kind)
+    )  # 0 and 1 are valid tokens in every vocabulary

@@ -1,0 +1,78 @@
+"""Reader of untrusted .npz files; it opens no pickles and checks declared sizes before it allocates memory."""
+
+import math
+import zipfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from fedtailor.core.memory_limits import check_memory
+from fedtailor.errors import DataError, FedTailorError
+
+Members = dict[str, zipfile.ZipInfo]  # by array name
+
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those of numpy; others can need gigabytes to decode
+_MAX_HEADER = 10_000  # bytes; the limit of numpy, which numpy checks only after it has read the header
+_HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def read_npz(path: Path, names: Collection[str]) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Return the named arrays that a file contains, and the names of all its arrays.
+
+    >>> read_npz(Path("nowhere.npz"), ["x"])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fedtailor.errors.DataError: 'nowhere.npz' cannot be read as an .npz file of plain arrays; save it...
+    """
+    with _opened(path) as archive:
+        members = _members(archive)
+        check_memory(_total_size(members, names), repr(path.name))
+        return {name: _read_member(archive, members[name]) for name in names if name in members}, list(members)
+
+
+def npz_bytes(path: Path, names: Collection[str]) -> int:
+    """Return the maximum size of the named arrays in bytes, from the table of contents of the file."""
+    with _opened(path) as archive:
+        return _total_size(_members(archive), names)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except FedTailorError:
+        raise
+    except Exception as error:  # zipfile, zlib, and numpy raise many types on broken files
+        hint = "save it with numpy.savez, without object arrays"
+        raise DataError(f"{path.name!r} cannot be read as an .npz file of plain arrays; {hint}.") from error
+
+
+def _members(archive: zipfile.ZipFile) -> Members:
+    return {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+
+
+def _total_size(members: Members, names: Collection[str]) -> int:
+    return sum(
+        members[name].file_size for name in names if name in members
+    )  # zipfile never decompresses more than file_size
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    if member.compress_type not in _COMPRESSIONS:
+        raise ValueError("a compression that numpy does not use")
+    with archive.open(member) as stream:
+        head = stream.read(12)  # magic, version, and length of the header in two or four bytes
+        if int.from_bytes(head[8 : 10 if head[6:7] == b"\1" else 12], "little") > _MAX_HEADER:
+            raise ValueError("an invalid header")
+        stream.seek(0)
+        shape, _, dtype = _HEADER_READERS[npy.read_magic(stream)](stream)
+        rows = shape[0] if shape else 1
+        if min(shape, default=0) < 0 or max(math.prod(shape) * dtype.itemsize, rows) > member.file_size:
+            raise ValueError("more elements than the file contains, or samples without bytes")
+        stream.seek(0)
+        array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
+        return array

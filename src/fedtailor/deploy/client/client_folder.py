@@ -1,0 +1,119 @@
+"""A client's folder on its machine: its identity, its settings, and the state that it saves.
+
+bundle/                 what the operator sent: the client's key, the server's address, the training settings
+client.json             the path of the data and the device
+secret                  the seed of the client's noise, if it adds any
+runs/RUN/states/000007.safetensors ...   the client state and the trained model after round 7; the last few rounds
+runs/RUN/models/        personal models as state_dicts: trained.safetensors, and at the end also received.safetensors
+runs/RUN/rounds.jsonl   the client's own record: what it sent, and its metrics
+home/, log/             Flower's files
+"""
+
+import json
+import secrets
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.method import Method
+from fedtailor.core.untrusted_input import parse_json, read_text
+from fedtailor.data.client_folders import read_client
+from fedtailor.data.federation import Federation
+from fedtailor.data.partition import hold_out
+from fedtailor.deploy.keys import read_bundle
+from fedtailor.errors import DeployError
+from fedtailor.experiments.deployment import Deployment, deployment_digest, read_deployment
+from fedtailor.runs.files import write_atomic, write_private
+from fedtailor.training.client_update import initial_model, make_shared_context
+from fedtailor.training.preflight import check_model_fits
+from fedtailor.version import VERSION
+
+_SETTINGS, _SECRET = "client.json", "secret"
+
+
+@dataclass(frozen=True)
+class ClientFolder:
+    """A client's folder, opened."""
+
+    folder: Path
+    name: str
+    deployment: Deployment
+    data: Path
+
+    @classmethod
+    def open(cls, folder: Path) -> "ClientFolder":
+        """Open a client's folder without reading the data."""
+        bundle = read_bundle(folder / "bundle")
+        try:
+            settings = dict(parse_json(read_text(folder / _SETTINGS, "The client's settings", 2**16)))
+            data, device = Path(str(settings["data"])), str(settings["device"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DeployError(f"'{folder / _SETTINGS}' does not contain the path of the client's data.") from error
+        return cls(folder, bundle.name, replace(read_deployment(bundle.folder), device=device), data)
+
+    @classmethod
+    def create(cls, folder: Path, data: Path, device: str = "auto") -> "ClientFolder":
+        """Write the settings of a client whose bundle is already unpacked, and check its data."""
+        folder.chmod(0o700)  # models and states are private
+        settings = {"data": str(data.resolve()), "device": device}
+        write_atomic(folder / _SETTINGS, (json.dumps(settings, indent=1) + "\n").encode())
+        created = cls.open(folder)
+        created.check_data()
+        return created
+
+    @property
+    def method(self) -> Method:
+        return self.deployment.method
+
+    @cached_property
+    def fed(self) -> Federation:
+        """A federation with this client's data only."""
+        inputs = self.deployment.inputs
+        arrays = read_client(self.data, self.name, test=inputs.test, seed=self.deployment.seed)
+        fed = Federation.from_arrays(
+            [arrays], names=[self.name], classes=inputs.classes or None, mean=inputs.mean, std=inputs.std
+        )
+        if fed.shape != tuple(inputs.shape):
+            raise DeployError(
+                f"The samples in '{self.data}' have shape {fed.shape}, but this federation requires {inputs.shape}."
+            )
+        if (fed.classes is None) != (inputs.classes == 0):
+            raise DeployError(
+                f"The targets in '{self.data}' do not match this federation; see inputs.classes in its settings."
+            )
+        return fed
+
+    def check_data(self) -> None:
+        """Raise an error if the network does not accept the data."""
+        model, params = initial_model(self.deployment.model(), self.deployment)
+        shared = make_shared_context(self.deployment, model, self.fed, torch.tensor([len(self.fed.train[0])]), 1, 1.0)
+        check_model_fits(model.eval_mode, params, shared, self.fed)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The numbers of training and test samples."""
+        return {"training": len(self.fed.train[0]), "test": len(self.fed.test[0])}
+
+    def describe(self, index: int = 0) -> dict[str, Any]:
+        """Return everything that the server learns about this client before the first round."""
+        train, validation = self.split_training_data(index)
+        sizes = {"train": len(train), "validation": len(validation), "test": len(self.fed.test[0])}
+        return {"name": self.name, "version": VERSION, "digest": deployment_digest(self.deployment), **sizes}
+
+    def split_training_data(self, index: int) -> tuple[Tensor, Tensor]:
+        """Split the training samples into training and validation samples, as a simulation does."""
+        samples, seed = self.fed.train[0], self.deployment.seed
+        train, validation = hold_out(self.fed.y.numpy(), samples.numpy(), self.deployment.validation, (seed, index))
+        return torch.from_numpy(train), torch.from_numpy(validation)
+
+    @property
+    def secret(self) -> bytes:
+        """The seed of the client's noise; created once and never sent."""
+        path = self.folder / _SECRET
+        if not path.is_file():
+            write_private(path, secrets.token_bytes(32))
+        return path.read_bytes()

@@ -1,0 +1,233 @@
+"""The client's side of Flower: a SuperNode that is restarted until it is connected, whatever fails."""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from fedtailor.deploy.keys import Bundle, read_bundle
+from fedtailor.deploy.server.proxy import ERROR_CODE
+from fedtailor.deploy.subprocesses import (
+    Subprocess,
+    catch_stop_signals,
+    exclusive,
+    find_processes,
+    flower_command,
+    flower_environment,
+    free_address,
+    is_healthy,
+    skip_repeats,
+    stop_all,
+)
+from fedtailor.experiments.deployment import read_deployment
+from fedtailor.runs.files import write_atomic, write_errors
+
+_MIN_PAUSE, _MAX_PAUSE = 1.0, 30.0  # seconds before the SuperNode is restarted
+_STALL_TIMEOUT = 90.0  # seconds without progress; Flower itself replies for a dead worker after 60
+_EXECUTOR_TIMEOUT = 10.0  # seconds without the SuperExec process, once it has started
+_CHECK_INTERVAL = 2.0  # seconds between checks of Flower's processes
+_LOG = "log/supernode.log"
+_WORKER, _EXECUTOR = "flwr-clientapp", "flower-superexec"
+_CONNECTED = re.compile(r"SuperNode ID: (\d+)")
+_REJECTED = re.compile(r"\[code: (\d+)\] (.+)")
+_DONE = re.compile(r"Sent successfully|Failed to (send|receive) message|Ignoring|Failed to create task")
+
+
+@contextmanager
+def lock_client_folder(folder: Path) -> Iterator[None]:
+    """Lock a client's folder for this process.
+
+    >>> from tempfile import mkdtemp
+    >>> with lock_client_folder(Path(mkdtemp())): print("locked")
+    locked
+    """
+    with write_errors(f"The folder '{folder}' cannot be written"):
+        (folder / "home").mkdir(parents=True, exist_ok=True)
+    with exclusive(folder / "home", f"The client in '{folder}' is already running; stop it first."):
+        yield
+
+
+def keep_connected(folder: Path, say: Callable[[str], None]) -> None:
+    """Take part in a federation until SIGTERM or Ctrl-C; the client's folder must be locked and have a bundle.
+
+    >>> keep_connected(Path("nowhere"), print)
+    Traceback (most recent call last):
+    fedtailor.errors.DeployError: There is no bundle in 'nowhere/bundle'; unpack the file that the operator sent you.
+    """
+    bundle, home = read_bundle(folder / "bundle"), folder / "home"
+    deadline = read_deployment(bundle.folder).deadline
+    with catch_stop_signals() as stop:
+        stop_all(home)  # left over from a client that was killed
+        connection, pause = _Connection(bundle, home, skip_repeats(say)), _MIN_PAUSE
+        while not stop.is_set():
+            _deactivate_previous(bundle, home)
+            connection.reset()
+            address, env = free_address(), flower_environment(home, FEDTAILOR_CLIENT_FOLDER=str(folder.absolute()))
+            supernode = Subprocess(home, _supernode_command(bundle, address), env, folder / _LOG, connection.read_line)
+            try:
+                _monitor(supernode, connection, folder, address, deadline, stop)
+            finally:
+                supernode.stop()
+                if supernode.returncode == 0 and stop.is_set():  # it has deactivated itself
+                    (home / "node").unlink(missing_ok=True)
+            pause = _MIN_PAUSE if connection.connected else min(2 * pause, _MAX_PAUSE)
+            stop.wait(pause)
+
+
+class _Connection:
+    """The state of the connection and of the current message, parsed from the SuperNode's output."""
+
+    def __init__(self, bundle: Bundle, home: Path, say: Callable[[str], None]) -> None:
+        self._bundle, self._home, self.say = bundle, home, say
+        self.reset()
+
+    def reset(self) -> None:
+        self.connected = False  # at least once since the SuperNode was started
+        self.lost = False  # the last connection attempt failed
+        self.rejected = False  # the reason was already reported
+        self.busy_since: float | None = None  # when the current message arrived
+        self.sending = False  # the reply to the current message
+
+    def read_line(self, line: str) -> None:
+        """Update the state from a line of output, and report changes to the user."""
+        name, address = self._bundle.name, self._bundle.address
+        if node := _CONNECTED.search(line):
+            self.connected, self.lost = True, False
+            write_atomic(self._home / "node", node[1].encode())
+            self.say(f"Connected to {address} as '{name}'.")
+        elif "Connection successful after" in line and self.connected:
+            self.lost = False
+            self.say(f"Connected to {address} as '{name}'.")
+        elif "Connection attempt failed" in line:
+            self.lost = True
+        elif "handshake operation timed out" in line:  # after which the SuperNode ends
+            self.lost = self.rejected = True
+            self.report_loss()
+        elif "certificate verify failed" in line:
+            self.rejected = True
+            self.say(f"The server at {address} is not this federation's server, or its certificate has expired.")
+        elif rejection := _REJECTED.search(line):
+            self.rejected = True
+            self.say(self._explain(int(rejection[1]), rejection[2]))
+        elif "Receiving:" in line:
+            self.busy_since, self.sending = time.monotonic(), False
+        elif "Sending:" in line:
+            self.sending = True
+        elif _DONE.search(line):
+            self.busy_since = None
+            if "Failed to send" in line:
+                reason = "it is too large" if "413" in line else f"see {_LOG}"
+                self.say(f"The server did not accept a reply; {reason}.")
+
+    def report_loss(self) -> None:
+        """Report a lost connection. One line is no evidence, because Flower's local processes also lose each other."""
+        if self.lost:
+            problem = "Lost the connection to" if self.connected else "No server responds at"
+            self.say(f"{problem} {self._bundle.address}; retrying.")
+
+    def _explain(self, code: int, text: str) -> str:
+        if code == ERROR_CODE:
+            return text
+        if "activate" not in text:
+            return f"{self._bundle.address} reports an error: {text}"
+        name = self._bundle.name
+        return f"'{name}' seems to be connected already; it joins within a minute unless its bundle is used elsewhere."
+
+
+@dataclass
+class _LastSeen:
+    """When each of Flower's processes on this machine was last seen alive."""
+
+    supernode: float  # communicates with the server
+    executor: float  # starts workers
+    worker: float  # handles a message
+
+    def update(self, home: Path, address: str) -> None:
+        now, running = time.monotonic(), [process.command_line for process in find_processes(home)]
+        if is_healthy(address):
+            self.supernode = now
+        if not running or any(_EXECUTOR in line for line in running):  # none: this system does not list processes
+            self.executor = max(now, self.executor)
+        if not running or any(_WORKER in line for line in running):
+            self.worker = now
+
+
+def _monitor(
+    supernode: Subprocess, connection: _Connection, folder: Path, address: str, deadline: float, stop: Event
+) -> None:
+    """Return when the SuperNode has ended or stalled, or when `stop` is set."""
+    checked = time.monotonic()
+    last_seen = _LastSeen(checked, checked + _STALL_TIMEOUT, checked)
+    while not stop.wait(0.2) and supernode.returncode is None:
+        if time.monotonic() < checked + _CHECK_INTERVAL:
+            continue
+        connection.report_loss()
+        last_seen.update(folder / "home", address)
+        checked = time.monotonic()
+        if problem := _find_stall(connection, last_seen, checked, deadline):
+            connection.say(f"Flower's client has stalled: {problem}; restarting it.")
+            return
+    if not stop.is_set() and not connection.rejected:
+        ended = "ended unexpectedly" if connection.connected else "did not start"
+        connection.say(f"Flower's client {ended} (exit code {supernode.returncode}); retrying. See '{folder / _LOG}'.")
+
+
+def _find_stall(connection: _Connection, last_seen: _LastSeen, now: float, deadline: float) -> str | None:
+    """Return why the SuperNode has stalled, or None.
+
+    The SuperNode handles one message at a time and waits for the reply without a timeout. It waits forever if the
+    worker ends before it has fetched the message or handed over the whole reply.
+    """
+    busy = now if connection.busy_since is None else connection.busy_since
+    no_worker = not connection.sending and now > max(busy, last_seen.worker) + _STALL_TIMEOUT
+    problems = {
+        "it does not respond": now > last_seen.supernode + _STALL_TIMEOUT,
+        "the process that starts workers is gone": now > last_seen.executor + _EXECUTOR_TIMEOUT,
+        "no worker handles the server's message": no_worker,
+        "a reply took more than twice the deadline": now > busy + 2 * deadline + _STALL_TIMEOUT,
+    }
+    return next((problem for problem, holds in problems.items() if holds), None)
+
+
+def _supernode_command(bundle: Bundle, address: str) -> list[str]:
+    host, _, port = address.rpartition(":")
+    folder = bundle.folder.absolute()
+    return [
+        flower_command("flower-supernode"), "--superlink", bundle.address, "--host", host, "--port", port,
+        "--root-certificates", str(folder / "authority.crt"), "--auth-supernode-private-key", str(folder / "key"),
+    ]  # fmt: skip
+
+
+def _deactivate_previous(bundle: Bundle, home: Path) -> None:
+    """Deactivate the node of a SuperNode that was killed; otherwise the server rejects the next one for a minute."""
+    path = home / "node"
+    if not path.is_file():
+        return
+    with suppress(Exception):  # optional: without it the client only connects later
+        if _deactivate(bundle, int(path.read_text())):
+            path.unlink()
+
+
+def _deactivate(bundle: Bundle, node_id: int) -> bool:
+    """Send a request to deactivate a node, and return whether the server has processed it."""
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    key = load_ssh_private_key((bundle.folder / "key").read_bytes(), None)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    interceptor = NodeAuthHttpInterceptor(key, key.public_key())
+    authority = str(bundle.folder / "authority.crt")
+    with FleetHttpClient.from_server_address(bundle.address, False, authority, [interceptor]) as fleet:
+        try:
+            fleet.DeactivateNode(DeactivateNodeRequest(node_id=node_id))
+        except httpx.HTTPStatusError as error:
+            return error.response.status_code < 500  # 4xx: it was not active; 5xx: only the proxy is running
+    return True

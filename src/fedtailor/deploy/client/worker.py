@@ -1,0 +1,230 @@
+"""A client's work on one message of the server: train or evaluate, and save the client state."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.method import Setup
+from fedtailor.core.system import deterministic, retain_freed_memory
+from fedtailor.core.trees import Tree, flatten, map_leaves, repeat, take
+from fedtailor.deploy.client.client_folder import ClientFolder
+from fedtailor.deploy.dummy_client import single_client_index
+from fedtailor.errors import DeployError
+from fedtailor.runs.files import write_and_sync, write_atomic
+from fedtailor.runs.records import nan_to_none
+from fedtailor.runs.serialization import pack, unpack
+from fedtailor.training.channel.leak_check import LeakCheck
+from fedtailor.training.channel.payload import count_bytes, mask_absent_rows
+from fedtailor.training.client_failures import find_non_finite
+from fedtailor.training.client_update import client_update, initial_model, make_shared_context, personal_state_dict
+from fedtailor.training.engines import EngineChoice
+from fedtailor.training.engines.sequential import Sequential
+from fedtailor.training.evaluator import Evaluator, scores
+from fedtailor.training.preflight import choose_num_threads, measure_step_cost
+
+log = logging.getLogger("fedtailor")
+_KEPT_STATES = 2  # of rounds that counted, besides the newest: the server may resume from its second-to-last checkpoint
+_MAX_RUN_LENGTH = 64  # characters of a run's ID
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """The fields of a message from the server."""
+
+    run: str
+    index: int  # of this client in the run
+    round: int
+    rounds: int
+    sizes: tuple[int, ...]  # training samples of all clients
+    participation: float
+    last_counted: int  # this client's last round that counts; 0 if there is none
+    joined: int = 0  # number of rounds before this client joined
+    last: bool = False  # the run ends with this evaluation
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> "RoundRequest":
+        """Return the request in a message's fields, or raise an error if they are invalid."""
+        try:
+            request = cls(**{name: fields[name] for name in cls.__dataclass_fields__ if name in fields})
+            integers = [request.index, request.round, request.rounds, request.last_counted, request.joined]
+            if not all(type(value) is int and 0 <= value < 2**53 for value in (*integers, *request.sizes)):
+                raise TypeError
+            in_range = request.index < len(request.sizes) and request.last_counted < max(request.round, 1)
+            valid_run = isinstance(request.run, str) and request.run.isalnum() and len(request.run) <= _MAX_RUN_LENGTH
+            valid_participation = 0 < float(request.participation) <= 1
+            if not (in_range and valid_run and valid_participation and type(request.last) is bool):
+                raise TypeError
+        except (TypeError, ValueError) as error:
+            raise DeployError("The server's message is invalid; install the server's version of FedTailor.") from error
+        return replace(request, sizes=tuple(request.sizes))
+
+
+class Worker:
+    """Handles one message."""
+
+    def __init__(self, folder: ClientFolder, request: RoundRequest) -> None:
+        retain_freed_memory()
+        self._client, self._request = folder, request
+        deployment, fed = folder.deployment, folder.fed
+        self._model, self._params = initial_model(deployment.model(), deployment)
+        device = deployment.torch_device
+        train, validation = folder.split_training_data(request.index)
+        expected = request.sizes[request.index]
+        if len(train) != expected:
+            raise DeployError(
+                f"The data changed since the run started: there are {len(train)} training samples, expected {expected}."
+            )
+        sizes = torch.tensor(request.sizes)
+        self._shared = make_shared_context(deployment, self._model, fed, sizes, request.rounds, request.participation)
+        self._train, self._validation, self._test = (
+            single_client_index(samples, request.index, device) for samples in (train, validation, fed.test[0])
+        )
+        self._setup = Setup(self._model, self._params, len(sizes), sizes.to(device), request.rounds, deployment.seed)
+        self._device = device
+        self._threads = choose_num_threads(measure_step_cost(self._model.eval_mode, self._params, self._shared))
+        self._run_folder = folder.folder / "runs" / request.run
+
+    @torch.no_grad()
+    def train(self, message: Tree) -> tuple[dict[str, Any], Tree]:
+        """Train one round, save the client state, and return the reply's fields and the upload."""
+        request, method, channel = self._request, self._client.method, self._client.deployment.channel
+        sent, state = self._stacked(message), self._load_state(message)
+        if self._is_newcomer:  # a newcomer's initial state must not change if this round does not count
+            self._write_state(request.last_counted, {"state": state})
+        results = self._apply(lambda *args: client_update(method, *args), request.round, state, sent)
+        parts = {part: mask_absent_rows(results[part]) for part in ("upload", "state", "trained")}
+        for failure in find_non_finite([request.index], parts).values():
+            raise DeployError(f"Nothing is sent: {failure.reason}; try a smaller lr.")
+        leak_check = LeakCheck(self._shared.x, self._shared.prepare)
+        leak_check.check(type(method).__name__, [request.index], self._train, parts["upload"])
+        # A new noise seed for every message: the same noise on two uploads would reveal their difference.
+        noise = sha256(self._client.secret + pack(message) + str(request).encode()).digest() if channel.noise else b""
+        encoded = channel.encode(parts["upload"], sent, [request.index], request.round, noise)
+        metrics = {name: float(leaf[0]) for name, leaf in results["client_metrics"].items() if leaf.ndim == 1}
+        self._save_states(results, request.round)
+        if request.round == request.rounds:  # in case the client is offline during the last evaluation
+            self._write_model("trained", results["trained"])
+        bytes_up = count_bytes(encoded, 1)[0]
+        self._append_record({"round": request.round, "bytes_up": bytes_up, **self._privacy_spent(), **metrics})
+        return self._reply_fields(), take(encoded, 0)
+
+    @torch.no_grad()
+    def evaluate(self, message: Tree) -> dict[str, Any]:
+        """Evaluate the personal models on this client's data, save them, and return the reply's fields."""
+        request, method = self._request, self._client.method
+        state, sent = self._load_state(message), self._stacked(message)
+        received = self._apply(method.personalize, request.round, state, sent)
+        trained = self._trained_model(received)
+        evaluator = Evaluator(method, replace(self._shared, model=self._model.eval_mode), EngineChoice("sequential"))
+        clients = [request.index]
+        with deterministic(self._threads):
+            values = scores(evaluator, clients, received, "received", self._test, self._validation)
+            values |= scores(evaluator, clients, trained, "trained", self._test, self._validation)
+            values["loss"] = evaluator(clients, trained, self._train, only="loss")["loss"]
+        reported = {name: by_client[request.index] for name, by_client in values.items() if request.index in by_client}
+        tensors = (
+            self._apply(method.evaluation_metrics, request.round, state, sent) if method.has_evaluation_metrics else {}
+        )
+        metrics = {n: float(leaf[0]) for n, leaf in tensors.items() if isinstance(leaf, Tensor) and leaf.ndim == 1}
+        self._append_record({"evaluated_after": request.round - 1, **reported, **metrics})
+        self._write_model("trained", trained)
+        if request.last:
+            self._write_model("received", received)
+        return self._reply_fields() | {"scores": nan_to_none(reported)}
+
+    def _reply_fields(self) -> dict[str, Any]:
+        return {"name": self._client.name, "run": self._request.run, "round": self._request.round}
+
+    def _apply(self, function: Any, number: int, state: Tree, sent: Tree) -> Tree:
+        engine = Sequential(self._shared, self._train)
+        with deterministic(self._threads):
+            return engine.apply(function, number, [self._request.index], state, sent)
+
+    def _stacked(self, tree: Tree) -> Tree:
+        return repeat(_to(tree, self._device), 1)
+
+    def _load_state(self, message: Tree) -> Tree:
+        """Return the client state after the last round that counts, grown for clients that joined since."""
+        method, saved = self._client.method, self._saved
+        if self._is_newcomer:
+            return repeat(method.init_newcomer(self._setup, _to(message, self._device)), 1)
+        if saved is None:
+            return repeat(method.init_client(self._setup), 1)
+        return self._stacked(method.grow_client(_to(saved["state"], self._device), self._setup))
+
+    @property
+    def _is_newcomer(self) -> bool:
+        """Whether this client starts after other clients; also true if it has lost its saved state."""
+        return self._saved is None and max(self._request.joined, self._request.last_counted) > 0
+
+    def _trained_model(self, received: Tree) -> Tree:
+        """Return the personal model after this client's last training, or the initial one if it has never trained."""
+        saved = self._saved or {}
+        if "trained" in saved:
+            return self._stacked(saved["trained"])
+        if saved or self._is_newcomer:
+            return received
+        method = self._client.method
+        start = mask_absent_rows(method.serve(method.init_server(self._setup), [self._request.index], 1))
+        return self._apply(method.personalize, 1, repeat(method.init_client(self._setup), 1), start)
+
+    @cached_property
+    def _saved(self) -> Tree | None:
+        """What was saved after the last round that counts or, if that is missing, after the latest round before it."""
+        counted = self._request.last_counted
+        saved = [number for number in self._saved_rounds() if number <= counted]
+        latest = max(saved, default=0)
+        if counted and latest != counted:
+            log.warning("The state of round %d is missing; continuing from round %d.", counted, latest)
+        if not saved:
+            return None
+        return unpack((self._run_folder / "states" / f"{latest:06d}.safetensors").read_bytes())
+
+    def _saved_rounds(self) -> list[int]:
+        return sorted(int(path.stem) for path in (self._run_folder / "states").glob("*.safetensors"))
+
+    def _save_states(self, results: Tree, number: int) -> None:
+        self._write_state(number, {part: results[part] for part in ("state", "trained")})
+        counted = [saved for saved in self._saved_rounds() if saved <= self._request.last_counted]
+        for saved in self._saved_rounds():
+            if saved != number and saved not in counted[-_KEPT_STATES:]:  # it did not count, or is too old
+                (self._run_folder / "states" / f"{saved:06d}.safetensors").unlink()
+
+    def _write_state(self, number: int, stacked: Tree) -> None:
+        states = self._run_folder / "states"
+        states.mkdir(parents=True, exist_ok=True)
+        write_atomic(states / f"{number:06d}.safetensors", pack(take(stacked, 0)))
+
+    def _write_model(self, moment: str, stacked: Tree) -> None:
+        models = self._run_folder / "models"
+        models.mkdir(parents=True, exist_ok=True)
+        personal = personal_state_dict(self._model, self._params, flatten(take(stacked, 0)))
+        write_atomic(models / f"{moment}.safetensors", pack(personal))
+
+    def _append_record(self, record: dict[str, Any]) -> None:
+        """Append a line to the client's own record."""
+        self._run_folder.mkdir(parents=True, exist_ok=True)
+        path = self._run_folder / "rounds.jsonl"
+        incomplete = path.is_file() and not path.read_bytes().endswith(b"\n")  # power was lost while writing
+        with path.open("ab") as file:
+            write_and_sync(file, (b"\n" if incomplete else b"") + (json.dumps(nan_to_none(record)) + "\n").encode())
+
+    def _privacy_spent(self) -> dict[str, Any]:
+        """Return the privacy spent by all uploads of this client in the run, whether they counted or not."""
+        channel, path = self._client.deployment.channel, self._run_folder / "rounds.jsonl"
+        if not channel.noise:
+            return {}
+        lines = path.read_bytes().splitlines() if path.is_file() else []
+        evaluations = sum(line.startswith(b'{"evaluated_after"') for line in lines)
+        return channel.privacy_spent(1 + len(lines) - evaluations)  # an incomplete line may have been an upload
+
+
+def _to(tree: Tree, device: torch.device) -> Tree:
+    return map_leaves(lambda leaf: leaf.to(device), tree)

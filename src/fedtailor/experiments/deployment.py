@@ -1,0 +1,164 @@
+"""Deployments: the settings of a federation of deployed clients, in the file deployment.toml."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtailor.core.method import Method
+from fedtailor.core.model import Model
+from fedtailor.core.untrusted_input import check_settings, is_printable, read_toml
+from fedtailor.data.federation import Federation
+from fedtailor.errors import ConfigError, DeployError
+from fedtailor.experiments.parsing import build_dataclass, build_named
+from fedtailor.methods import METHODS, FedAvg
+from fedtailor.networks import NETWORKS, network
+from fedtailor.networks.layers import Network
+from fedtailor.networks.linear import MLP
+from fedtailor.runs.files import checksum, write_atomic
+from fedtailor.runs.toml import to_toml
+from fedtailor.training.config import TrainingConfig
+from fedtailor.training.simulate import describe_config, describe_method
+
+DEPLOYMENT_FILE = "deployment.toml"
+_DUMMY_SAMPLES = 4  # generated samples to determine what a client will send
+SIMULATION_SETTINGS = ("engine", "chunk_size", "schedule", "checkpoint_every", "unreliable", "evaluate")
+_CHANGEABLE = ("address", "min_clients", "deadline", "retry", "participation", "evaluate_every", "max_failures")
+_MAX_CLASSES = 10**6
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The format of all clients' samples; a client with another format is rejected before it joins."""
+
+    shape: tuple[int, ...] = (1, 28, 28)  # of one sample
+    classes: int = 10  # number of classes; 0: targets are real numbers
+    targets: int = 1  # real numbers per sample if there are no classes
+    mean: tuple[float, ...] | None = None  # per channel, subtracted from inputs
+    std: tuple[float, ...] | None = None  # per channel, inputs are divided by it
+    test: float = 0.25  # fraction of samples for testing, unless a client's file selects them
+
+    def __post_init__(self) -> None:
+        checks = [
+            (len(self.shape) > 0 and min(self.shape, default=0) > 0, "shape", "sizes above 0, such as 1,28,28"),
+            (self.classes == 0 or 2 <= self.classes <= _MAX_CLASSES, "classes", f"between 2 and {_MAX_CLASSES}, or 0"),
+            (self.targets >= 1, "targets", "at least 1"),
+            (0 < self.test < 1, "test", "between 0 and 1"),
+        ]
+        for holds, name, allowed in checks:
+            if not holds:
+                raise ConfigError(f"inputs.{name} must be {allowed}, got {getattr(self, name)!r}.")
+
+    def dummy_federation(self, seed: int = 0) -> Federation:
+        """Return one client with a few random samples, to build a network and to determine what would be sent."""
+        random, count = np.random.default_rng(seed), 2 * _DUMMY_SAMPLES
+        x = random.uniform(size=(count, *self.shape)).astype(np.float32)
+        targets = random.uniform(size=(count, self.targets)).astype(np.float32)
+        y = np.arange(count) % self.classes if self.classes else targets
+        half = (x[:_DUMMY_SAMPLES], y[:_DUMMY_SAMPLES], x[_DUMMY_SAMPLES:], y[_DUMMY_SAMPLES:])
+        classes = self.classes or None
+        return Federation.from_arrays([half], classes=classes, mean=self.mean, std=self.std)
+
+
+@dataclass(frozen=True)
+class Deployment(TrainingConfig):
+    """All settings of a deployed run."""
+
+    evaluate_every: int = 10  # rounds between evaluations; the last round is always evaluated
+    address: str = "localhost:9092"  # of the server, host:port
+    min_clients: int | None = None  # minimum number of clients that must complete a round; none: all enrolled clients
+    deadline: float = 600.0  # seconds that a round waits for its clients
+    retry: int = 3  # times that a round with too few clients is repeated before the run stops
+    method: Method = field(default_factory=FedAvg)
+    network: Network = field(default_factory=MLP)
+    inputs: Inputs = field(default_factory=Inputs)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        host, _, port = self.address.rpartition(":")
+        printable = self.address.isascii() and is_printable(host) and not set(host) & set(" /@")
+        usable = (
+            printable
+            and host[:1] not in ("", "-")
+            and port.isdecimal()
+            and 0 < int(port) < 2**16
+            and host not in ("0.0.0.0", "[::]")
+        )
+        checks = [
+            (bool(usable), f"address must be host:port, such as fl.example.org:9092, got {self.address!r}."),
+            (
+                self.min_clients is None or self.min_clients >= 1,
+                "min_clients must be at least 1, or none for all.",
+            ),
+            (isfinite(self.deadline) and self.deadline > 0, f"deadline must be above 0 s, got {self.deadline}."),
+            (self.retry >= 0, f"retry must be at least 0, got {self.retry}."),
+        ]
+        for holds, message in checks:
+            if not holds:
+                raise ConfigError(message)
+        for name in SIMULATION_SETTINGS:
+            if getattr(self, name) != getattr(TrainingConfig(), name):
+                raise ConfigError(f"{name} applies only to simulations; remove it from the deployment.")
+        self.channel.check(self.method)
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def _network_name(self) -> str:
+        return next(name for name, kind in NETWORKS.items() if isinstance(self.network, kind))
+
+    def model(self) -> Model:
+        """Return the network for these inputs; all participants build it from the same seed."""
+        return network(self._network_name, self.inputs.dummy_federation(), **vars(self.network))
+
+    def describe(self) -> dict[str, Any]:
+        """Return the settings as nested dicts, as in deployment.toml."""
+        deployed = {name: getattr(self, name) for name in ("address", "min_clients", "deadline", "retry")}
+        inputs = {f.name: getattr(self.inputs, f.name) for f in fields(Inputs)}
+        common = {k: v for k, v in describe_config(self).items() if k not in (*SIMULATION_SETTINGS, "device")}
+        parts = {"method": describe_method(self.method), "network": {"name": self._network_name, **vars(self.network)}}
+        return common | deployed | parts | {"inputs": inputs}
+
+
+def make_deployment(settings: Mapping[str, Any]) -> Deployment:
+    """Return a deployment from nested settings, as in a TOML file.
+
+    >>> make_deployment({"method": "fedper", "deadline": 60}).method.lr
+    0.1
+    """
+    check_settings(settings, "The deployment")
+    rest = dict(settings)
+    parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg")}
+    parts["network"] = build_named("network", rest.pop("network", {}), NETWORKS, "mlp")
+    deployment: Deployment = build_dataclass(Deployment, rest | parts, "the deployment")
+    return deployment
+
+
+def deployment_digest(deployment: Deployment) -> str:
+    """Return a checksum of the settings that server and clients must share, without those that may change in a run."""
+    shared = {name: part for name, part in deployment.describe().items() if name not in _CHANGEABLE}
+    return checksum(json.dumps(shared, sort_keys=True).encode())[:16]
+
+
+def read_deployment(folder: Path) -> Deployment:
+    """Return the deployment in an operator's or a client's folder."""
+    if not (folder / DEPLOYMENT_FILE).is_file():
+        raise DeployError(f"There is no deployment in '{folder}'; create one with: fedtailor deploy init {folder}.")
+    return make_deployment(read_toml(folder / DEPLOYMENT_FILE, "The deployment"))
+
+
+def write_deployment(folder: Path, deployment: Deployment) -> None:
+    """Write deployment.toml, and read it once to check that it is valid."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / DEPLOYMENT_FILE, to_toml(deployment.describe()).encode())
+    read_deployment(folder)

@@ -1,0 +1,103 @@
+"""Experiments: the same settings as a dataclass, as a TOML file, and as command-line flags.
+
+rounds = 20
+[method]
+name = "fedper"
+lr = 0.1
+[data]
+name = "digits"
+[network]
+name = "mlp"
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedtailor.core.method import Method
+from fedtailor.core.model import Model
+from fedtailor.core.untrusted_input import check_settings, read_toml
+from fedtailor.data.datasets import DATASETS, Data
+from fedtailor.data.federation import Federation
+from fedtailor.errors import unknown_name
+from fedtailor.experiments.parsing import NestedSettings, build_dataclass, build_named, named_settings
+from fedtailor.methods import METHODS, FedAvg
+from fedtailor.networks import NETWORKS, network
+from fedtailor.networks.layers import Network
+from fedtailor.runs.records import Record
+from fedtailor.runs.run import Run
+from fedtailor.training.config import TrainingConfig
+from fedtailor.training.simulate import describe_run, train
+from fedtailor.training.simulated_server import SimulatedServer
+
+
+@dataclass(frozen=True)
+class Experiment(TrainingConfig):
+    """All settings of a run."""
+
+    method: Method = field(default_factory=FedAvg)
+    data: Data = field(default_factory=Data)
+    network: Network | None = None  # None: the data set's default
+
+    def load(self) -> Federation:
+        """Return the federation; the split uses the run's seed unless `data.seed` is set."""
+        return (self.data if self.data.seed is not None else replace(self.data, seed=self.seed)).load()
+
+    def run(
+        self,
+        fed: Federation | None = None,
+        on_round_end: Callable[[Record], None] | None = None,
+        folder: Path | None = None,
+    ) -> Run:
+        """Train and return the run."""
+        fed = fed or self.load()
+        return train(self, self.method, self.model(fed), fed, on_round_end, folder)
+
+    def describe(self, fed: Federation) -> dict[str, Any]:
+        """Return the settings that are saved in the run folder."""
+        return describe_run(self, self.method, self.model(fed), fed)
+
+    def check(self, fed: Federation) -> None:
+        """Raise an error if the settings do not fit together, without training."""
+        self.channel.check(self.method)
+        SimulatedServer.build(self, self.method, self.model(fed), fed, [[0]])
+
+    def model(self, fed: Federation) -> Model:
+        """Return the network for a federation."""
+        if self.network is None:
+            dataset = DATASETS.get(self.data.name)
+            return network(_default_network(fed) if dataset is None else dataset.network, fed)
+        name = next(name for name, kind in NETWORKS.items() if isinstance(self.network, kind))
+        return network(name, fed, **vars(self.network))
+
+
+def read_experiment_file(path: Path) -> dict[str, Any]:
+    """Return the settings in a TOML file."""
+    return read_toml(path, "The experiment")
+
+
+def make_experiment(settings: NestedSettings) -> Experiment:
+    """Return an experiment from nested settings, as in a TOML file.
+
+    >>> make_experiment({"rounds": 5, "method": {"name": "ditto", "lam": 0.5}}).method
+    Ditto(lr=0.1, epochs=2, momentum=0.0, weight_decay=0.0, lam=0.5)
+    """
+    check_settings(settings, "The experiment")
+    rest = dict(settings)
+    parts: dict[str, Any] = {}
+    kinds: list[tuple[str, Mapping[str, type[Any]], str | None]]
+    kinds = [("method", METHODS, "fedavg"), ("network", NETWORKS, None)]
+    for part, known, default in kinds:
+        if made := build_named(part, rest.pop(part, {}), known, default):
+            parts[part] = made
+    data = named_settings("data", rest.pop("data", {}), "digits")
+    if data["name"] not in (known_data := [*DATASETS, "folder"]):
+        raise unknown_name("data set", data["name"], known_data)
+    parts["data"] = build_dataclass(Data, data, data["name"], "data")
+    experiment: Experiment = build_dataclass(Experiment, rest | parts, "the experiment")
+    return experiment
+
+
+def _default_network(fed: Federation) -> str:
+    return "lenet5" if fed.shape is not None and len(fed.shape) == 3 and min(fed.shape[1:]) >= 28 else "mlp"

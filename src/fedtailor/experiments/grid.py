@@ -1,0 +1,242 @@
+"""Grids of settings: which flags have several values, and the experiments of all their combinations."""
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from hashlib import sha256
+from itertools import pairwise, product
+from math import prod
+from typing import Any, get_args, get_origin, get_type_hints
+
+from fedtailor.data.datasets import Data
+from fedtailor.errors import ConfigError, FedTailorError
+from fedtailor.experiments.experiment import Experiment, make_experiment
+from fedtailor.experiments.overrides import Overrides, parse_overrides
+from fedtailor.methods import METHODS
+from fedtailor.networks import NETWORKS
+from fedtailor.runs.files import safe_file_name
+from fedtailor.training.channel.channel import Channel
+from fedtailor.training.unreliable import Unreliable
+
+REPEATS = ("data.seed", "seed")  # axes that repeat an experiment and are not tuned
+_MAX_RUNS = 10_000  # a larger grid is probably a mistake
+_MAX_LABEL_LENGTH = 120  # of a run's folder name
+_CLASSES: dict[str, list[type[Any]]] = {
+    "data": [Data],
+    "unreliable": [Unreliable],
+    "channel": [Channel],
+    "network": [*NETWORKS.values()],
+}
+_NAMED_PARTS: dict[str, Mapping[str, type[Any]]] = {"method": METHODS, "network": NETWORKS, "method.inner": METHODS}
+Axes = Mapping[str, list[Any]]  # dotted name of a setting -> its values
+Values = Mapping[str, Any]  # axis -> value, without fields that the method does not have
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep."""
+
+    label: str  # name of its folder
+    method: str  # registry key
+    values: Values
+    experiment: Experiment
+
+    @property
+    def setting(self) -> str:
+        """A key that is equal for all repetitions of a setting."""
+        return str({axis: value for axis, value in self.values.items() if axis not in REPEATS})
+
+    @property
+    def data_key(self) -> tuple[Data, int | None]:
+        """The settings of the data, and the seed if the split depends on it; equal keys mean equal data."""
+        data = self.experiment.data
+        return data, self.experiment.seed if data.seed is None else None
+
+
+def short_names(axes: Sequence[str]) -> dict[str, str]:
+    """Return axis -> the name of its field, or the dotted name where fields are ambiguous.
+
+    >>> short_names(["method.rho", "method.lr", "method.inner.lr", "seed"])
+    {'method.rho': 'rho', 'method.lr': 'method.lr', 'method.inner.lr': 'method.inner.lr', 'seed': 'seed'}
+    """
+    ends = [axis.rpartition(".")[2] for axis in axes]
+    return {axis: end if ends.count(end) == 1 else axis for axis, end in zip(axes, ends, strict=True)}
+
+
+def format_value(value: Any) -> str:
+    """Return a value as a flag would write it.
+
+    >>> [format_value(value) for value in (0.010, 1.0, 1e-5, [64, 32], True, "iid")]
+    ['0.01', '1', '1e-05', '64,32', 'true', 'iid']
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return ",".join(map(format_value, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def value_label(axis: str, value: Any) -> str:
+    """Return a value of an axis for tables and sentences: a method by its proper name.
+
+    >>> value_label("method", "selffl"), value_label("method.lr", 0.1)
+    ('Self-FL', '0.1')
+    """
+    kind = METHODS.get(str(value)) if axis in ("method", "method.inner") else None
+    return format_value(value) if kind is None else kind.class_title()
+
+
+def parse_grid(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
+    """Return positional arguments, and flag -> the values of all its occurrences."""
+    starts = [index for index, word in enumerate(words) if word.startswith("--")]
+    files, given = list(words[: starts[0]] if starts else words), dict[str, list[Any]]()
+    for start, end in pairwise([*starts, len(words)]):
+        flags = parse_overrides(words[start:end])
+        files += flags.positional
+        for name, value in flags.settings.items():
+            given.setdefault(name.removesuffix(".name"), []).append(value)
+    return files, given
+
+
+def find_axes(given: Axes, base: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+    """Return the flags with several values, the seed last, and the flags with one value. For a field that is a list,
+    commas separate the elements of one value, and several values need several flags."""
+    axes, single = dict[str, list[Any]](), dict[str, Any]()
+    for name, found in given.items():
+        is_list = _takes_list(name)
+        values = found if is_list else [v for value in found for v in (value if isinstance(value, list) else [value])]
+        if not values or "" in values:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} must have values such as 0.01,0.1, got {reprlib.repr(found[-1])}."
+            )
+        if len(values) > 1 or (not is_list and isinstance(found[0], list)) or name == "seed":
+            axes[name] = values
+        else:
+            single[name] = values[0]
+    seeds = axes.pop("seed", [base.get("seed", 0)])
+    return axes | {"seed": seeds}, single
+
+
+def _takes_list(name: str) -> bool:
+    """Return whether a field can be a list; fields with the same name agree about it in all methods."""
+    *part, field = name.split(".")
+    kinds = _CLASSES.get(part[0], []) if part else [Experiment]
+    if part and part[0] in ("method", *METHODS):
+        kinds = [*METHODS.values()]
+    return any(_is_list(get_type_hints(kind)[field]) for kind in kinds if field in {f.name for f in fields(kind)})
+
+
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) in (list, tuple) or any(map(_is_list, get_args(hint)))
+
+
+def make_points(axes: Axes, single: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[list[Point], dict[str, str]]:
+    """Return all points of the grid, and label -> error message of invalid ones; raise an error if all are invalid."""
+    if (runs := prod(map(len, axes.values()))) > _MAX_RUNS:
+        raise ConfigError(f"The grid has {runs:,} runs, but at most {_MAX_RUNS:,} are allowed; remove some values.")
+    points, invalid = dict[str, Point](), dict[str, str]()
+    for seed in axes["seed"]:
+        for values in product(*([seed] if axis == "seed" else found for axis, found in axes.items())):
+            here = dict(zip(axes, values, strict=True))
+            settings = _settings({**single, **here}, axes, base)
+            paths = _paths(axes, settings)
+            try:
+                experiment = make_experiment(settings)
+            except FedTailorError as error:
+                raw = {axis: here[axis] for axis in paths}
+                invalid.setdefault(_label(_method(settings), axes, raw), str(error))
+                continue
+            own = {axis: _value(experiment, path, here[axis]) for axis, path in paths.items()}
+            label = _label(_method(settings), axes, own)
+            points.setdefault(label, Point(label, _method(settings), own, experiment))
+    if not points:
+        raise ConfigError(next(iter(invalid.values())))
+    groups = dict[Any, list[Point]]()
+    for point in points.values():
+        groups.setdefault(point.data_key, []).append(point)
+    return [point for group in groups.values() for point in group], invalid
+
+
+def _settings(flags: Mapping[str, Any], axes: Axes, base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nested settings of one point; each method and network gets only the fields that it has."""
+    own = {name: value for name, value in flags.items() if name.partition(".")[0] in METHODS}
+    settings = Overrides([], {name: value for name, value in flags.items() if name not in own}).apply_to(base)
+    for part, kinds in _NAMED_PARTS.items():
+        found, names = _part(settings, part), axes.get(part, [])
+        known = {f.name for name in names if name in kinds for f in fields(kinds[name])}
+        if isinstance(found, dict) and found.get("name") in kinds:
+            had = {"name", *(f.name for f in fields(kinds[found["name"]]))}
+            for field in [field for field in found if field not in had and field in known]:
+                del found[field]
+    for name, value in own.items():
+        method, _, field = name.partition(".")
+        if not field:
+            raise ConfigError(f"--{method} needs a field, such as --{method}.lr 0.1.")
+        if method not in axes.get("method", [_method(settings)]):
+            raise ConfigError(
+                f"--{name} is invalid: {method} is not in the sweep; add it with --method fedavg,{method}."
+            )
+        if method == _method(settings):
+            settings = Overrides([], {f"method.{field}": value}).apply_to(settings)
+    return settings
+
+
+def _paths(axes: Axes, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return axis -> path of its value in the settings, for the axes that this method and network have."""
+    found, method = dict[str, str](), _method(settings)
+    for axis in axes:
+        first, _, field = axis.partition(".")
+        overridden = first == "method" and field and f"{method}.{field}" in axes  # the more specific flag wins
+        if first == method:
+            found[axis] = f"method.{field}"
+        elif not overridden and (axis == "seed" or _part(settings, axis) is not None):
+            found[axis] = axis
+    return found
+
+
+def _part(settings: Any, path: str) -> Any:
+    """Return the value at a dotted name, or None."""
+    for part in path.split("."):
+        settings = settings.get(part) if isinstance(settings, Mapping) else None
+    return settings
+
+
+def _method(settings: Mapping[str, Any]) -> str:
+    found = settings.get("method", "fedavg")
+    return str(found.get("name", "fedavg") if isinstance(found, Mapping) else found)
+
+
+def _value(experiment: Experiment, path: str, given: Any) -> Any:
+    """Return the validated value, such as 1.0 for 1 in a float field; a part is represented by its name."""
+    if path in (*_NAMED_PARTS, "data") or path.endswith(".inner"):
+        return given
+    value: Any = experiment
+    for part in path.split("."):
+        value = getattr(value, part)
+    return "none" if value is None else list(value) if isinstance(value, tuple) else value
+
+
+def _label(method: str, axes: Mapping[str, Any], values: Values) -> str:
+    """Return the unique folder name of a run, which stays the same when values are added to the sweep."""
+    names = short_names(list(axes))
+    swept = {axis: format_value(value) for axis, value in values.items() if axis != "method"}
+    parts = [f"{names[axis].replace('.', '-')}{text}" for axis, text in swept.items()]
+    text = "-".join([method, *parts]).replace(",", "x")
+    word = safe_file_name(text)
+    if word == text and len(word) <= _MAX_LABEL_LENGTH:
+        return word
+    return f"{word[:_MAX_LABEL_LENGTH]}-{sha256(text.encode()).hexdigest()[:8]}"
+
+
+def fixed_settings(axes: Axes, single: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are the same in all runs."""
+    settings = Overrides([], dict(single)).apply_to(deepcopy(dict(base)))
+    for axis in axes:
+        part, _, field = axis.rpartition(".")
+        parent = _part(settings, part) if part else settings
+        if isinstance(parent, dict):
+            found = parent.pop(field, None)
+            if isinstance(found, Mapping):  # only the part's name is swept, not its other fields
+                parent[field] = {name: value for name, value in found.items() if name != "name"}
+    return settings

@@ -1,0 +1,115 @@
+"""Build dataclasses from nested settings, and describe their fields."""
+
+import inspect
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from pydantic import FailFast, TypeAdapter, ValidationError
+
+from fedtailor.core.method import Method
+from fedtailor.errors import ConfigError, unknown_name
+from fedtailor.methods import METHODS
+
+NestedSettings = Mapping[str, Any]
+_MAX_INTEGER = 10**6  # of a method's fields (epochs, steps, widths), to bound time and memory
+
+
+def build_dataclass(kind: type[Any], values: NestedSettings, name: str, prefix: str = "") -> Any:
+    """Return an instance of a dataclass from named values, each validated against the type of its field."""
+    hints, known = get_type_hints(kind), [f.name for f in fields(kind)]
+    made = {}
+    for key, value in values.items():
+        if key not in known:
+            raise unknown_name(f"field of {name}", key, known)
+        if key in ("method", "data", "network") and not prefix:
+            made[key] = value
+            continue
+        if is_dataclass(hints[key]) and not issubclass(hints[key], Method) and isinstance(value, Mapping):
+            made[key] = build_dataclass(hints[key], value, key, key)
+            continue
+        if hints[key] is Method:
+            made[key] = build_named(f"{prefix}.{key}", value, METHODS, None)
+            continue
+        if str(value).lower() == "none" and NoneType in get_args(hints[key]):  # as flags write it
+            value = None
+        if isinstance(value, (int, float)) and _is_list(hints[key]):
+            value = [value]  # a list of one, as the command writes it
+        try:
+            made[key] = TypeAdapter(_fail_fast(hints[key], value)).validate_python(value)
+        except ValidationError as error:
+            where = f"{prefix}.{key}" if prefix else key
+            raise ConfigError(
+                f"{where} cannot be {reprlib.repr(value)}: {error.errors()[0]['msg'].lower()}."
+            ) from error
+        if issubclass(kind, Method) and isinstance(made[key], int) and abs(made[key]) > _MAX_INTEGER:
+            raise ConfigError(f"{prefix}.{key} must be at most {_MAX_INTEGER}, got {value}.")
+    return kind(**made)
+
+
+def _is_list(hint: Any) -> bool:
+    """Return whether a field accepts only a list of any length, or None."""
+    kinds = [part for part in get_args(hint) if part is not NoneType] if get_origin(hint) is UnionType else [hint]
+    return all(get_origin(kind) is list or (get_origin(kind) is tuple and ... in get_args(kind)) for kind in kinds)
+
+
+def _fail_fast(hint: Any, value: Any) -> Any:
+    """Return a type that stops at the first error in a list; otherwise pydantic would keep millions of errors."""
+    if not isinstance(value, list):
+        return hint
+    if get_origin(hint) in (list, tuple):
+        parts = tuple(_fail_fast(part, value) for part in get_args(hint))
+        return Annotated[get_origin(hint)[parts], FailFast()]
+    lists = [part for part in get_args(hint) if get_origin(part) in (list, tuple)]  # of a union type
+    return _fail_fast(lists[0], value) if lists else hint
+
+
+def build_named(part: str, given: Any, known: Mapping[str, type[Any]], default: str | None) -> Any:
+    """Return an instance of one of the known classes from its name and fields; None if no name is given."""
+    settings = named_settings(part, given, default)
+    name = settings.pop("name", None)
+    if name is None and settings:
+        raise ConfigError(f"The {part} has fields but no name; add {part}.name, one of {', '.join(known)}.")
+    if name is not None and name not in known:
+        raise unknown_name(part, name, known)
+    return None if name is None else build_dataclass(known[name], settings, name, part)
+
+
+def field_help(kind: type[Any]) -> dict[str, tuple[str, str]]:
+    """Return field -> (default, comment on its line in the source).
+
+    >>> field_help(METHODS["fedprox"])["mu"]
+    ('0.1', 'μ, weight of the proximal term toward the received model')
+    """
+    comments: dict[str, str] = {}
+    for owner in reversed(kind.__mro__[:-1]):
+        comments |= _comments(owner)
+    return {f.name: (_default(f), comments.get(f.name, "")) for f in fields(kind)}
+
+
+@cache
+def _comments(owner: type[Any]) -> dict[str, str]:
+    """Return the comments on the lines of a class's fields; cached, because reading the source is slow."""
+    return dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", inspect.getsource(owner), re.MULTILINE))
+
+
+def _default(field: Field[Any]) -> str:
+    """Return a field's default as a flag would write it; a method is written as its name."""
+    value = field.default if field.default_factory is MISSING else field.default_factory()
+    return "" if value is MISSING else type(value).__name__.lower() if isinstance(value, Method) else str(value)
+
+
+def named_settings(part: str, given: Any, default: str | None) -> dict[str, Any]:
+    """Return the settings of a part with its name; a part may be given as a name only."""
+    if isinstance(given, str):
+        given = {"name": given}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{part} must be a name or a table with a name, got {reprlib.repr(given)}.")
+    named = ({"name": default} if default else {}) | dict(given)
+    if not isinstance(named.get("name", ""), str):
+        raise ConfigError(f"{part}.name must be a string, got {reprlib.repr(named['name'])}.")
+    return named

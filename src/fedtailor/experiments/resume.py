@@ -1,0 +1,93 @@
+"""Resume a run from its folder: rebuild method, network, and data, then continue training."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedtailor.core.method import Method
+from fedtailor.core.model import Model, as_model
+from fedtailor.data.datasets import DATASETS
+from fedtailor.data.federation import Federation
+from fedtailor.errors import ConfigError, DamagedRunError, RunError
+from fedtailor.experiments.experiment import Experiment, make_experiment
+from fedtailor.methods import METHODS
+from fedtailor.networks import NETWORKS
+from fedtailor.runs.files import folder_lock
+from fedtailor.runs.reader import (
+    FLOWER_ENGINE,
+    check_models,
+    is_finished,
+    is_run_folder,
+    load_run,
+    read_info,
+    read_settings,
+)
+from fedtailor.runs.records import Record
+from fedtailor.runs.run import Run
+from fedtailor.training.resume import continue_run, newest_checkpoint
+
+log = logging.getLogger("fedtailor")
+
+
+def resume(
+    path: str | Path,
+    *,
+    method: Method | None = None,
+    model: Model | nn.Module | None = None,
+    fed: Federation | None = None,
+    on_round_end: Callable[[Record], None] | None = None,
+) -> Run:
+    """Return the finished run of a folder: load it if it is complete, otherwise train its remaining rounds.
+
+    The result has the same bits as if the run had never stopped. Pass again what a folder cannot describe (a method, a
+    network, or arrays of your own); it must be what the run was started with.
+
+    >>> resume("nowhere")
+    Traceback (most recent call last):
+    fedtailor.errors.RunError: There is no run in 'nowhere'.
+    """
+    folder = Path(path)
+    if not is_run_folder(folder):
+        raise RunError(f"There is no run in '{folder}'.")
+    info = read_info(folder)
+    if is_finished(folder):
+        try:
+            check_models(folder)
+            return load_run(folder)
+        except DamagedRunError as damage:
+            log.warning("%s The run continues from its last valid checkpoint.", damage)
+    if info["engine"] == FLOWER_ENGINE:
+        raise ConfigError(f"This run has deployed clients; resume it with: fedtailor deploy resume {folder.parent}.")
+    with folder_lock(folder):
+        checkpoint = newest_checkpoint(folder)  # first: it compares the folder's files with their checksums
+        experiment = _experiment(read_settings(folder), method, model, fed)
+        fed = fed or experiment.load()
+        model = experiment.model(fed) if model is None else as_model(model)
+        return continue_run(folder, experiment, experiment.method, model, fed, checkpoint, on_round_end)
+
+
+def _experiment(
+    settings: dict[str, Any], method: Method | None, model: Model | nn.Module | None, fed: Federation | None
+) -> Experiment:
+    """Return the experiment that a folder describes; arguments take precedence."""
+    given = {"method": method, "network": model, "data": fed}
+    arguments = {"method": "method", "network": "model", "data": "fed"}
+    known = {"method": [*METHODS], "network": [*NETWORKS], "data": [*DATASETS, "folder"]}
+    for part, names in known.items():
+        name = _innermost(settings[part]).get("name")
+        if given[part] is None and name not in names:
+            raise ConfigError(
+                f"The run's {part} '{name}' is not built in; pass it again: ft.resume(path, {arguments[part]}=...)."
+            )
+    experiment = make_experiment({name: value for name, value in settings.items() if given.get(name) is None})
+    return experiment if method is None else replace(experiment, method=method)
+
+
+def _innermost(part: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of the method that a wrapper method wraps."""
+    inner = part.get("inner")
+    return _innermost(inner) if isinstance(inner, dict) else part

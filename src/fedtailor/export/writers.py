@@ -1,0 +1,265 @@
+"""Exports personal models as safetensors, ONNX, or PyTorch exported programs (.pt2).
+
+Every file is read back before it gets its final name, and its outputs must match those of the model. Graphs take
+samples as the data set stores them, in batches of any size. They are traced with random samples, because a .pt2 file
+contains these.
+"""
+
+import copy
+import io
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedtailor.core.model import Inputs
+from fedtailor.errors import ConfigError, unknown_name
+from fedtailor.export.model_source import METADATA_KEY, ModelInfo, load_exported
+from fedtailor.export.onnx_model import MISSING_LIBRARIES, graph_input_name, read_onnx
+from fedtailor.export.personal_model import PersonalModel, build_personal_model
+from fedtailor.export.tracing import graph_error, suppress_output, trace
+from fedtailor.runs.files import (
+    TEMPORARY_SUFFIX,
+    atomic_folder,
+    remove_folder,
+    safe_file_name,
+    sync_folder,
+    write_and_sync,
+    write_errors,
+)
+from fedtailor.runs.run import method_label
+from fedtailor.version import VERSION
+
+FORMATS = ("safetensors", "onnx", "pt2")
+_OPSET = 20  # of ONNX; ONNX Runtime reads it since version 1.17
+_TOLERANCE = {"float32": 1e-4, "float64": 1e-9}  # of the outputs, relative to the largest one
+_ROUNDING_STEPS = 8  # in units of the dtype's epsilon: the absolute difference that is always accepted
+_INPUT_DTYPES = ("uint8", "float16", "float32", "float64")  # the choices for `input_dtype`
+_CHECKED_BATCH_SIZES = (1, 2, 5)
+_MAX_ONNX_BYTES = 2**31 - 2**20  # protobuf's limit, minus room for the graph
+
+
+def export_model(
+    model: nn.Module, path: str | Path, file_format: str | None = None, *, input_dtype: str | None = None
+) -> Path:
+    """Write a model from `ft.load_personal` to a file; by default, the suffix of the file sets the format.
+
+    `input_dtype` is the dtype of the inputs of a graph, if it differs from that of the run's data.
+
+    >>> export_model(nn.Linear(2, 1), "model.onnx")
+    Traceback (most recent call last):
+    fedtailor.errors.ConfigError: Only models from ft.load_personal can be exported, except those from ONNX files.
+    """
+    path = Path(path)
+    suffix = path.suffix.removeprefix(".")
+    file_format = file_format or suffix
+    _check_target(path, file_format)
+    if suffix in FORMATS and suffix != file_format:
+        raise ConfigError(f"'{path.name}' ends with .{suffix}, but the format is {file_format}; leave out one of them.")
+    with write_errors(f"'{path}' cannot be written"):
+        _write_checked(_make_writer(file_format), require_personal(model, input_dtype), path)
+        sync_folder(path.parent)
+    return path
+
+
+def export_models(
+    models: Iterable[nn.Module], folder: str | Path, file_format: str, *, input_dtype: str | None = None
+) -> Path:
+    """Write the models of several clients of one run to a new folder: all of them, or none if one fails."""
+    folder = Path(folder)
+    _check_target(folder, file_format)
+    writer = _make_writer(file_format)
+    try:
+        with write_errors(f"'{folder}' cannot be written"), atomic_folder(folder) as temporary:
+            for model in models:
+                personal = require_personal(model, input_dtype)
+                _write_checked(writer, personal, temporary / f"{client_file_name(personal.info)}.{file_format}")
+    except BaseException:
+        remove_folder(folder.with_name(folder.name + TEMPORARY_SUFFIX))
+        raise
+    return folder
+
+
+def client_file_name(info: ModelInfo) -> str:
+    """Return a client's number or its name as a valid file name; the name may come from an untrusted file."""
+    return f"{int(info.client):03d}" if info.client.isdecimal() else safe_file_name(info.client)
+
+
+def _check_target(path: Path, file_format: str) -> None:
+    if file_format not in FORMATS:
+        raise unknown_name("format", file_format, FORMATS)
+    if path.exists():
+        raise ConfigError(f"'{path}' already exists; remove it, or choose another name.")
+
+
+def require_personal(model: nn.Module, input_dtype: str | None) -> PersonalModel:
+    """Return the model, with other input dtypes if given; raise `ConfigError` if it cannot be exported."""
+    if not isinstance(model, PersonalModel):
+        raise ConfigError("Only models from ft.load_personal can be exported, except those from ONNX files.")
+    if input_dtype is None:
+        return model
+    if input_dtype not in _INPUT_DTYPES:
+        raise unknown_name("input dtype", input_dtype, _INPUT_DTYPES)
+    changed, inputs = copy.copy(model), model.info.inputs
+    convertible = [name for name, (dtype, _) in inputs.parts.items() if dtype == "uint8" or "float" in dtype]
+    if not convertible:
+        dtypes = ", ".join(sorted({dtype for dtype, _ in inputs.parts.values()}))
+        raise ConfigError(f"The dtype of the run's samples ({dtypes}) cannot be changed; leave out --inputs.")
+    parts = {
+        name: (input_dtype if name in convertible else dtype, shape) for name, (dtype, shape) in inputs.parts.items()
+    }
+    changed.info = replace(model.info, inputs=replace(inputs, parts=parts, dtype_is_assumed=False))
+    return changed
+
+
+def _write_checked(writer: "_Writer", model: PersonalModel, path: Path) -> None:
+    """Write a temporary file, and rename it if its outputs match those of the model."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        with temporary.open("wb") as file:
+            write_and_sync(file, writer.write(model))
+        _check_outputs(model, writer.read(temporary, model), path)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@torch.no_grad()
+def _check_outputs(model: PersonalModel, exported: Callable[[Inputs], Tensor], path: Path) -> None:
+    """Raise `ConfigError` if the outputs of a file differ from those of the model."""
+    samples = {count: model.info.inputs.random_samples(count, seed=count) for count in _CHECKED_BATCH_SIZES}
+    expected = {count: model(x) for count, x in samples.items()}
+    largest = max(float(outputs.nan_to_num(0, 0, 0).abs().max()) for outputs in expected.values())
+    epsilon = torch.finfo(getattr(torch, model.info.dtype)).eps
+    tolerance = max(_TOLERANCE[model.info.dtype] * largest, _ROUNDING_STEPS * epsilon)
+    for count, outputs in expected.items():
+        try:
+            found = exported(samples[count])
+        except Exception as error:  # other runtimes raise any exception
+            reason = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else type(error).__name__
+            raise ConfigError(f"'{path.name}' fails for a batch of size {count}: {reason}.") from error
+        if outputs.shape != found.shape or not torch.allclose(found, outputs, rtol=0, atol=tolerance, equal_nan=True):
+            difference = float((found - outputs).abs().max()) if outputs.shape == found.shape else float("nan")
+            raise ConfigError(
+                f"'{path.name}' was not written: its outputs differ from those of the model by {difference:.1g}."
+            )
+
+
+class _Writer:
+    """Writes and reads one format."""
+
+    def write(self, model: PersonalModel) -> bytes:
+        raise NotImplementedError
+
+    def read(self, path: Path, model: PersonalModel) -> Callable[[Inputs], Tensor]:
+        raise NotImplementedError
+
+
+class _SafetensorsWriter(_Writer):
+    """Writes the tensors, and the metadata that is needed to build the module."""
+
+    def write(self, model: PersonalModel) -> bytes:
+        tensors = {name: leaf.detach().cpu().contiguous().clone() for name, leaf in model.tensors().items()}
+        return save(tensors, metadata={"format": "pt", METADATA_KEY: model.info.to_json(), **_metadata(model)})
+
+    def read(self, path: Path, model: PersonalModel) -> Callable[[Inputs], Tensor]:
+        info, state = load_exported(path, None)
+        return build_personal_model(info, state, *model.parts)
+
+
+class _GraphWriter(_Writer):
+    """Traces the first model; for the other clients of the run, only the weights in the graph are replaced."""
+
+    def __init__(self) -> None:
+        self._traced_model: PersonalModel | None = None
+        self._program: Any = None
+
+    def _program_of(self, model: PersonalModel) -> Any:
+        """Return the program with the weights of a model."""
+        if self._traced_model is None:
+            self._traced_model = copy.deepcopy(model)
+            self._program = self._trace(self._traced_model)
+        self._traced_model.load_state_dict(model.state_dict())  # in place: the program shares these tensors
+        return self._program
+
+    def _trace(self, model: PersonalModel) -> Any:
+        return trace(model)
+
+
+class _ExportedProgramWriter(_GraphWriter):
+    """Writes PyTorch exported programs."""
+
+    def write(self, model: PersonalModel) -> bytes:
+        file = io.BytesIO()
+        with suppress_output():
+            extra_files = {f"{METADATA_KEY}.json": model.info.to_json()}
+            torch.export.save(self._program_of(model), file, extra_files=extra_files)
+        return file.getvalue()
+
+    def read(self, path: Path, model: PersonalModel) -> Callable[[Inputs], Tensor]:
+        with suppress_output():  # torch unpickles the file, which was just written here
+            module: Callable[[Inputs], Tensor] = torch.export.load(io.BytesIO(path.read_bytes())).module()
+        return module
+
+
+class _OnnxWriter(_GraphWriter):
+    """Writes ONNX with PyTorch's exporter."""
+
+    def _trace(self, model: PersonalModel) -> Any:
+        _check_onnx_libraries()
+        size = sum(leaf.numel() * leaf.element_size() for leaf in model.state_dict().values())
+        if size > _MAX_ONNX_BYTES:
+            raise ConfigError(f"An ONNX file has at most 2 GB, but this model has {size / 1e9:.1f} GB; use pt2.")
+        names = [graph_input_name(part) for part in model.info.inputs.parts]
+        program = trace(model)
+        try:
+            with suppress_output():  # without optimization, which would fold one client's weights into constants
+                converted: Any = torch.onnx.export(
+                    program, dynamo=True, verbose=False, optimize=False, opset_version=_OPSET,
+                    input_names=names, output_names=["outputs"],
+                )  # fmt: skip
+        except Exception as error:
+            raise graph_error(model, error, "cannot be converted to ONNX") from error
+        return converted
+
+    def write(self, model: PersonalModel) -> bytes:
+        proto = self._program_of(model).model_proto
+        proto.producer_name, proto.producer_version = "fedtailor", VERSION
+        del proto.metadata_props[:]
+        for name, text in {METADATA_KEY: model.info.to_json(), **_metadata(model), "opset": str(_OPSET)}.items():
+            proto.metadata_props.add(key=name, value=text)
+        graph = proto.graph
+        for part in (*graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            part.ClearField("metadata_props")  # contains paths on this machine
+        for value in (*graph.input, *graph.output):
+            value.type.tensor_type.shape.dim[0].dim_param = "batch"
+        for value in graph.value_info[:]:
+            graph.value_info.remove(value)  # shapes of intermediate values, which readers infer
+        data: bytes = proto.SerializeToString()
+        return data
+
+    def read(self, path: Path, model: PersonalModel) -> Callable[[Inputs], Tensor]:
+        return read_onnx(path)
+
+
+def _check_onnx_libraries() -> None:
+    try:
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(MISSING_LIBRARIES) from error
+
+
+def _make_writer(file_format: str) -> _Writer:
+    return {"safetensors": _SafetensorsWriter, "onnx": _OnnxWriter, "pt2": _ExportedProgramWriter}[file_format]()
+
+
+def _metadata(model: PersonalModel) -> dict[str, str]:
+    """Return metadata for people; `ModelInfo` has the complete description."""
+    info = model.info
+    origin = {"run": info.run, "client": info.client, "moment": info.moment, "method": method_label(info.method)}
+    return origin | {"fedtailor_version": VERSION, "torch_version": torch.__version__}

@@ -1,0 +1,1 @@
+"""Base classes and mathematics that several methods share."""

@@ -1,0 +1,73 @@
+"""Class statistics of a client's data, for classifiers: sample counts and means per class."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.batch import Batch
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.trees import Rows
+
+
+def membership(batch: Batch, classes: int) -> Tensor:
+    """Return the class membership of each sample as 0 or 1, with 0 for padding: [samples, classes].
+
+    >>> membership(Batch(None, torch.tensor([1, 0]), torch.tensor([1.0, 0.0])), 2)
+    tensor([[0., 1.],
+            [0., 0.]])
+    """
+    # not F.one_hot, which raises an error in vmap(grad(...))
+    of_class = batch.y[:, None] == torch.arange(classes, device=batch.y.device)
+    return of_class.to(batch.weight.dtype) * batch.weight[:, None]
+
+
+def class_counts(ctx: ClientContext) -> Tensor:
+    """Return the number of samples per class, [classes]."""
+    classes, _ = ctx.model.head_size
+    counts: Tensor = ctx.sum_over_data(lambda batch: {"counts": membership(batch, classes).sum(0)})["counts"]
+    return counts
+
+
+def class_means(ctx: ClientContext, compute: Callable[[Batch], Tensor]) -> Rows:
+    """Return the mean of compute(batch) over the samples of each class; the row of a class without samples is absent.
+
+    `compute` returns one row per sample.
+    """
+    classes, _ = ctx.model.head_size
+
+    def sums(batch: Batch) -> dict[str, Tensor]:
+        member = membership(batch, classes)
+        return {"counts": member.sum(0), "sums": member.T @ compute(batch)}
+
+    totals = ctx.sum_over_data(sums)
+    return Rows(totals["sums"] / totals["counts"].clamp(min=1)[:, None], totals["counts"] > 0)
+
+
+def pick_rows(rows: Rows, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of the given classes, and a mask that is 1 where a row is present and 0 elsewhere.
+
+    >>> pick_rows(Rows(torch.tensor([[5.0], [0.0]]), torch.tensor([True, False])), torch.tensor([1, 0]))
+    (tensor([[0.],
+            [5.]]), tensor([0., 1.]))
+    """
+    return rows.values[y], rows.present[y].to(rows.values.dtype)
+
+
+def merge_rows(old: Rows, stacked: Rows, weights: Tensor) -> Rows:
+    """Average each row over the clients that have it; a row that no client has stays unchanged.
+
+    `weights` has the shape [clients, rows].
+
+    >>> old = Rows(torch.tensor([[9.0], [9.0]]), torch.tensor([False, True]))
+    >>> new = Rows(torch.tensor([[[1.0], [0.0]], [[4.0], [0.0]]]), torch.tensor([[True, False], [True, False]]))
+    >>> merge_rows(old, new, torch.tensor([[2, 1], [1, 1]])).values
+    tensor([[2.],
+            [9.]])
+    """
+    shares = weights.double() * stacked.present
+    total = shares.sum(0)
+    fresh = torch.einsum("cr,cr...->r...", (shares / total.clamp(min=1)).to(stacked.values), stacked.values)
+    present = total > 0
+    mask = present.reshape(present.shape + (1,) * (fresh.ndim - 1))
+    return Rows(torch.where(mask, fresh, old.values), old.present | present)

@@ -1,0 +1,245 @@
+"""Layer-wise personalization by gradient conflict: a wrapper for methods that train one global model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Exchange, Method, Setup
+from fedtailor.core.model import Inputs, Model
+from fedtailor.core.trees import Params, Tree, mean, put, repeat, squared_norms, sub, take
+from fedtailor.errors import ConfigError
+
+Choice = Literal["conflict", "first", "middle", "last"]
+
+
+def conflicts(changes: Params, threshold: float) -> tuple[Tensor, Tensor]:
+    """Return how many pairs of clients conflict in a layer, and the mean cosine of all pairs.
+
+    `changes` holds the layer's tensors, stacked over clients. Two clients conflict if the cosine of their changes is
+    below the threshold. A client without changes conflicts with no other client.
+
+    >>> conflicts({"w": torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]])}, threshold=-0.1)
+    (tensor(1), tensor(-0.3333))
+    """
+    norms = squared_norms(changes).sqrt()
+    moved = norms > 0
+    rows = torch.cat([change.flatten(1) for change in changes.values()], 1) / torch.where(moved, norms, 1)[:, None]
+    cosines = (rows @ rows.T).clamp(-1, 1)
+    pairs = torch.ones_like(cosines, dtype=torch.bool).triu(1)
+    count = (pairs & moved & moved[:, None] & (cosines < threshold)).sum()
+    return count, cosines[pairs].mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layerwise(Method):
+    """Base of LAG and FedLAG: in each round, the layers with the most gradient conflicts become personal."""
+
+    personal_layers: int | None = None  # k, maximum number of personal layers (5 in the paper); none: 2, or all but one
+    threshold: float = -0.1  # ξ, two clients conflict in a layer if the cosine of their changes is below ξ
+    warmup: int = 1  # round whose changes give the first choice (30 in the paper, from scratch)
+    layers: Choice = "conflict"  # the personal layers: by conflict, or always the first, middle, or last k
+    download: ClassVar[str] = "layers without conflict"
+    client_state: ClassVar[str] = "personal model"
+    newcomer_start: ClassVar[str] = "the layers without conflict; the other layers are initial"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = self.personal_layers
+        valid = isinstance(count, Integral) and not isinstance(count, bool) and count >= 0
+        self.require(count is None or valid, "personal_layers", "a nonnegative integer, or none")
+        self.require(-1 <= self.threshold <= 1, "threshold", "a cosine between -1 and 1")
+        self.require(self.warmup >= 0, "warmup", "at least 0")
+        self.require_choice("layers", "conflict", "first", "middle", "last")
+
+    @property
+    def wrapped(self) -> Method:
+        """The inner method."""
+        raise NotImplementedError
+
+    def init_server(self, setup: Setup) -> Tree:
+        inner = self.wrapped.init_server(setup)
+        _check_inner(self.wrapped, inner, setup)
+        layers = setup.model.layers()
+        if self.personal_layers is not None and self.personal_layers >= len(layers):
+            raise ConfigError(
+                f"personal_layers must be below {len(layers)}, the number of layers, got {self.personal_layers}."
+            )
+        device = setup.like.device
+        models = {name: setup.params[name] for names in layers.values() for name in names}
+        return {
+            "inner": inner,
+            "models": repeat(models, setup.num_clients),  # as last uploaded, where each client starts next
+            "personal": torch.zeros(len(layers), dtype=torch.bool, device=device),  # in the next round
+            "conflicts": torch.zeros(len(layers), dtype=torch.int64, device=device),
+        }
+
+    def init_client(self, setup: Setup) -> Tree:
+        return {"inner": self.wrapped.init_client(setup), "params": setup.params}
+
+    def grow_server(self, server: Tree, setup: Setup, before: int) -> Tree:
+        return super().grow_server(
+            server | {"inner": self.wrapped.grow_server(server["inner"], setup, before)}, setup, before
+        )
+
+    def grow_client(self, state: Tree, setup: Setup) -> Tree:
+        return super().grow_client(state | {"inner": self.wrapped.grow_client(state["inner"], setup)}, setup)
+
+    def init_newcomer(self, setup: Setup, message: Tree) -> Tree:
+        # personal layers are not sent; they start at the initial model, like the server's copy of them
+        return {"inner": self.wrapped.init_newcomer(setup, message), "params": setup.params}
+
+    def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        return self._global_part(server, self.wrapped.send(server["inner"], clients, round))
+
+    def serve(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        return self._global_part(server, self.wrapped.serve(server["inner"], clients, round))
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        inner, upload = self.wrapped.train(ctx, state["inner"], _complete_message(state, message))
+        if upload.get("params", {}).keys() != state["params"].keys():
+            name = self.wrapped.display_name
+            raise ConfigError(f"LAG requires a method whose clients send their whole model, 'params'; {name} does not.")
+        return {"inner": inner, "params": upload["params"]}, upload
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        inner_exchange, inner = self._inner_exchange(server, exchange)
+        uploaded = exchange.received["params"]
+        clients = torch.tensor(exchange.clients, device=server["personal"].device)
+        personal, counts = self._choose(server, inner_exchange)
+        return {
+            "inner": self.wrapped.receive(inner, inner_exchange),
+            "models": put(server["models"], clients, {name: uploaded[name] for name in server["models"]}),
+            "personal": personal,
+            "conflicts": counts,
+        }
+
+    def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        return self.wrapped.personalize(ctx, state["inner"], _complete_message(state, message))
+
+    def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
+        return self.wrapped.trained(ctx, state["inner"], _complete_message(state, message), upload)
+
+    def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
+        return self.wrapped.logits(model, personal, x)
+
+    def server_metrics(self, before: Tree, after: Tree, exchange: Exchange) -> Tree:
+        """Return the conflicts per layer, the chosen layers, and the gain term of Lemma 5.1 per client."""
+        inner_exchange, inner = self._inner_exchange(before, exchange)
+        metrics = self.wrapped.server_metrics(inner, after["inner"], inner_exchange)
+        chosen = _tensor_names(after["models"], after["personal"])
+        changes = _changes(inner_exchange, chosen)
+        deviations = {name: change - change.mean(0) for name, change in changes.items()}
+        products = [(changes[name] * deviations[name]).flatten(1).sum(1) for name in chosen]
+        zeros = next(iter(before["models"].values())).new_zeros(1, len(exchange.clients))
+        gain = -torch.cat([zeros, *(product[None] for product in products)]).sum(0) / getattr(self.wrapped, "lr", 1.0)
+        own_metrics = {"personal": after["personal"].to(torch.int64)}
+        if len(exchange.clients) > 1:  # one client has no pairs
+            own_metrics["conflicts"] = after["conflicts"]
+        return metrics | own_metrics | {"per_client": metrics.get("per_client", {}) | {"gain_term": gain}}
+
+    def client_metrics(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
+        return self.wrapped.client_metrics(ctx, state["inner"], _complete_message(state, message), upload)
+
+    @property
+    def has_evaluation_metrics(self) -> bool:
+        return self.wrapped.has_evaluation_metrics
+
+    def evaluation_metrics(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        return self.wrapped.evaluation_metrics(ctx, state["inner"], _complete_message(state, message))
+
+    def reduce_metrics(self, totals: Tree) -> Tree:
+        return self.wrapped.reduce_metrics(totals)
+
+    def _global_part(self, server: Tree, message: Tree) -> Tree:
+        """Remove the layers that are currently personal from a message."""
+        personal = set(_tensor_names(server["models"], server["personal"]))
+        return {
+            key: {n: leaf for n, leaf in node.items() if n not in personal} if isinstance(node, dict) else node
+            for key, node in message.items()
+        }
+
+    def _inner_exchange(self, server: Tree, exchange: Exchange) -> tuple[Exchange, Tree]:
+        """Return the round as the inner method sees it, and its server state.
+
+        For a layer that was personal, each client was sent its own copy, and the server's copy is their mean, so that
+        methods that work with changes stay correct.
+        """
+        clients, inner = exchange.clients, server["inner"]
+        personal = _tensor_names(server["models"], server["personal"])
+        sent = self.wrapped.send(inner, clients, exchange.round)
+        sent = {k: node | exchange.sent[k] if isinstance(node, dict) else exchange.sent[k] for k, node in sent.items()}
+        if personal:
+            starts = take({name: server["models"][name] for name in personal}, torch.tensor(clients))
+            sent["params"] = sent["params"] | starts
+            inner = inner | {"params": inner["params"] | mean(starts)}
+        return replace(exchange, sent=sent), inner
+
+    def _choose(self, server: Tree, exchange: Exchange) -> tuple[Tensor, Tensor]:
+        """Return which layers are personal in the next round, and the conflicts per layer in this round."""
+        layers, personal, counts = _layers(server["models"]), server["personal"], server["conflicts"]
+        chosen = None if self.layers == "conflict" else self._fixed_layers(len(layers))
+        if len(exchange.clients) > 1:  # one client has no pairs
+            scores = [conflicts(_changes(exchange, names), self.threshold) for names in layers]
+            counts = torch.stack([count for count, _ in scores])
+            ranked = [(-int(count), float(cosine), -place) for place, (count, cosine) in enumerate(scores)]
+            conflicting = [-place for count, _, place in sorted(ranked)[: self._max_personal(len(layers))] if count]
+            chosen = conflicting if chosen is None else chosen
+        if chosen is None or exchange.round < self.warmup:
+            return personal, counts
+        return torch.zeros_like(personal).index_fill(0, torch.tensor(chosen).to(counts), True), counts
+
+    def _max_personal(self, layers: int) -> int:
+        """Return the maximum number of personal layers."""
+        return min(2, layers - 1) if self.personal_layers is None else self.personal_layers
+
+    def _fixed_layers(self, layers: int) -> list[int]:
+        """Return the first, middle, or last layers."""
+        count = self._max_personal(layers)
+        first = {"first": 0, "middle": (layers - count) // 2, "last": layers - count}[self.layers]
+        return list(range(first, first + count))
+
+
+def _check_inner(inner: Method, server: Tree, setup: Setup) -> None:
+    """Check that LAG can wrap the inner method."""
+    name, shapes = inner.display_name, {n: p.shape for n, p in setup.params.items()}
+    message, state = inner.send(server, [0], 1), inner.init_client(setup)
+    for tree, drop in ((server.get("params"), 0), (message.get("params"), 1)):
+        if not isinstance(tree, dict) or {n: p.shape[drop:] for n, p in tree.items()} != shapes:
+            raise ConfigError(f"LAG requires a method that stores and sends a whole model, 'params'; {name} does not.")
+    if inner.sequential_clients:
+        raise ConfigError(f"LAG compares the clients of a round, but {name} processes them one at a time.")
+    for key, node in message.items():
+        if isinstance(node, dict) and key != "params" and node.keys() - state.get(key, {}).keys():
+            raise ConfigError(f"LAG cannot make layers of '{key}' personal: clients of {name} do not store '{key}'.")
+
+
+def _layers(models: Tree) -> list[list[str]]:
+    """Return the tensor names of each layer, in order."""
+    layers: dict[str, list[str]] = {}
+    for name in models:
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    return list(layers.values())
+
+
+def _tensor_names(models: Tree, chosen: Tensor) -> list[str]:
+    """Return the tensor names of the chosen layers."""
+    return [
+        name for names, is_chosen in zip(_layers(models), chosen.tolist(), strict=True) if is_chosen for name in names
+    ]
+
+
+def _changes(exchange: Exchange, names: Sequence[str]) -> Params:
+    """Return how training changed the given tensors."""
+    uploaded, sent = exchange.received["params"], exchange.sent["params"]
+    return sub({name: uploaded[name] for name in names}, {name: sent[name] for name in names})
+
+
+def _complete_message(state: Tree, message: Tree) -> Tree:
+    """Fill in what was not sent from the client's own state."""
+    own = state["inner"] | {"params": state["params"]}
+    return {key: own.get(key, {}) | node if isinstance(node, dict) else node for key, node in message.items()}

@@ -1,0 +1,93 @@
+"""Split models: one part is shared and averaged, the other part is personal."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Exchange, LocalTraining, Method, Setup
+from fedtailor.core.trees import Params, Tree, mean
+
+Split = str | tuple[str, ...]  # the personal part, in the form that `Model.split` accepts
+Splitter = Callable[[Split], tuple[Params, Params]]  # maps a part to (rest, part), like `Model.split`
+
+
+def require_split(method: Method, split: Split) -> None:
+    """Check that `split` names a part of the model or a list of layers."""
+    layers = [split] if isinstance(split, str) else split
+    valid = isinstance(layers, (list, tuple)) and layers and all(isinstance(layer, str) for layer in layers)
+    method.require(bool(valid), "split", "output, input, split_input, or a list of layers")
+
+
+@dataclass(frozen=True)
+class SplitMethod(LocalTraining):
+    """Base of methods with a split model: clients train both parts jointly, and the server averages the shared part."""
+
+    weights: Literal["size", "uniform"] = "size"  # client weights: by number of samples or uniform
+    download: ClassVar[str] = "shared part"
+    upload: ClassVar[str] = "shared part"
+    client_state: ClassVar[str] = "personal part"
+    newcomer_start: ClassVar[str] = "the global shared part; the initial personal part"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_split(self, self.part)
+        self.require_choice("weights", "size", "uniform")
+
+    @property
+    def part(self) -> Split:
+        """The personal part."""
+        raise NotImplementedError
+
+    @property
+    def uses_plain_mean(self) -> bool:
+        return self.weights == "uniform"
+
+    def split_params(self, split: Splitter) -> tuple[Params, Params]:
+        """Split parameters into (shared, personal) with the given function."""
+        return split(self.part)
+
+    def init_server(self, setup: Setup) -> Tree:
+        return {"params": self.split_params(setup.split)[0]}
+
+    def init_client(self, setup: Setup) -> Tree:
+        return {"personal": self.split_params(setup.split)[1]}
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        params = ctx.sgd(ctx.loss, message["params"] | state["personal"], **self.optimizer_options)
+        shared, personal = self.split_params(partial(ctx.model.split, params))
+        return {"personal": personal}, {"params": shared}
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        return mean(exchange.received, exchange.sizes if self.weights == "size" else None)
+
+    def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        params: Tree = message["params"] | state["personal"]
+        return params
+
+
+@dataclass(frozen=True)
+class PersonalHeadMethod(SplitMethod):
+    """Base of methods with a shared body and a personal head."""
+
+    download: ClassVar[str] = "body"
+    upload: ClassVar[str] = "body"
+    client_state: ClassVar[str] = "head"
+    newcomer_start: ClassVar[str] = "the global body; the initial head"
+
+    @property
+    def part(self) -> Split:
+        return "head"
+
+
+def train_alternately(
+    ctx: ClientContext, state: Tree, message: Tree, optimizer_options: dict[str, Any], personal_epochs: int
+) -> tuple[Tree, Tree]:
+    """Train the personal part with the shared part fixed, then the shared part with the personal part fixed."""
+    received, personal = message["params"], state["personal"]
+    if personal_epochs:
+        first = optimizer_options | {"epochs": personal_epochs}
+        personal = ctx.sgd(lambda v, batch: ctx.loss(received | v, batch), personal, **first)
+    shared = ctx.sgd(lambda u, batch: ctx.loss(u | personal, batch), received, **optimizer_options)
+    return {"personal": personal}, {"params": shared}

@@ -1,0 +1,97 @@
+"""Catalog of all methods, generated from the registry: paper, communication, client state, and late-joining clients."""
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtailor.core.method import Method
+from fedtailor.methods import FAMILIES
+
+_CITATION = re.compile(
+    r'(?P<authors>[^"]+), "(?P<title>[^"]+)", (?P<venue>[^\d.;:,]*[^\d.;:, ])(?: (?P<year>\d{4}))?[.;:,]'
+)
+
+_INTRODUCTION = """# All methods
+
+This page is generated from the registry with `python -m fedtailor.methods.catalog > docs/methods/index.md`.
+The columns:
+
+- *name*: the name of the method on the command line and in experiment files. `fedtailor list methods NAME` shows its
+  fields and the choices made where its paper is unclear.
+- *download* and *upload*: what a client receives and sends in each round.
+- *client state*: what a client stores between rounds.
+- *late-joining clients start with*: what a client that joins late receives and starts with. The initial model is the
+  one with which all clients start.
+- *personalized*: whether clients end with different models.
+
+"""
+
+_COLUMNS = [
+    "method", "name", "paper", "venue", "year", "download", "upload", "client state", "late-joining clients start with",
+    "personalized",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Catalog entry of one method."""
+
+    display_name: str  # proper name for tables and text, such as "Self-FL"
+    family: str
+    authors: str
+    title: str
+    venue: str
+    year: str
+    download: str  # what the server sends to a client in a round
+    upload: str  # what the client sends to the server
+    client_state: str  # what the client stores between rounds
+    newcomer_start: str  # what a client that joins late receives and starts with
+    personal: bool
+
+    @property
+    def paper(self) -> str:
+        """The citation in one line; for a method without a paper, its description."""
+        where = f"{self.venue} {self.year}".strip()
+        return f'{self.authors}, "{self.title}", {where}' if self.authors else self.title
+
+
+def make_entry(method: type[Method], family: str) -> Entry:
+    """Create the entry of a method; the citation is the start of the class docstring: Authors, "Title", Venue Year."""
+    text = " ".join((method.__doc__ or "").split("\n\n")[0].split())
+    match = _CITATION.match(text)
+    citation = match.groupdict("") if match else {"authors": "", "title": text, "venue": "", "year": ""}
+    texts = {name: getattr(method, name) for name in ("download", "upload", "client_state", "newcomer_start")}
+    return Entry(display_name=method.class_title(), family=family, **citation, **texts, personal=method.personal)
+
+
+def as_markdown() -> str:
+    """Return the page of all methods as Markdown: one table, grouped by family."""
+    rows, family = [_COLUMNS, ["---"] * len(_COLUMNS)], ""
+    for name, entry in catalog().items():
+        if entry.family != family:
+            family = entry.family
+            rows.append([f"**{family}**", *[""] * (len(_COLUMNS) - 1)])
+        page = Path("docs/methods") / f"{name}.md"
+        method = f"[{entry.display_name}]({page.name})" if page.is_file() else entry.display_name
+        paper = f"{entry.authors}: {entry.title}".removeprefix(": ")
+        columns = [entry.venue, entry.year, entry.download, entry.upload, entry.client_state, entry.newcomer_start]
+        rows.append([method, f"`{name}`", paper, *columns, "yes" if entry.personal else "no"])
+    return _INTRODUCTION + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def catalog() -> dict[str, Entry]:
+    """Return the entries of all methods by name, grouped by family.
+
+    >>> catalog()["fedavg"].venue, catalog()["fedavg"].year
+    ('AISTATS', '2017')
+    """
+    return {
+        method.__name__.lower(): make_entry(method, family)
+        for family, methods in FAMILIES.items()
+        for method in methods
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(as_markdown())

@@ -1,0 +1,103 @@
+"""DBE: a personal bias vector removes domain bias from the features."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.batch import Batch
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.model import Inputs, Model
+from fedtailor.core.trees import Rows, Tree, map_leaves, mean, repeat, zeros_like
+from fedtailor.methods._shared.feature_layers import zero_feature
+
+
+@dataclass(frozen=True)
+class DBE(LocalTraining):
+    """Zhang et al., "Eliminating Domain Bias for Federated Learning in Representation Space", NeurIPS 2023.
+
+    A personal vector z̄_i holds the client-specific bias of the features and is added to them before the head
+    (`memory`); the remaining features are pulled toward the consensus z̄^g of all clients (`kappa`). In the paper, all
+    clients compute z̄^g before round 1. Here, this phase is part of round 1: its participants also train plainly from
+    the initial model, send the running mean of their features, and discard this model; their regular training in round
+    1 has no pull, because there is no consensus yet. The consensus is that of round 1 and is sent to each client once,
+    when it first takes part from round 2 on. κ·lr is that of the paper's run: with κ = 50 and the default lr, the pull
+    overshoots in narrow networks.
+    """
+
+    kappa: float = 2.5  # κ, pull of the mean feature toward the consensus (50 in the paper's run, at lr 0.005)
+    mu: float = 1.0  # μ, weight of the newest batch in the running mean of features
+    memory: bool = True  # add a personal vector to the features
+    download: ClassVar[str] = "model, once the consensus feature"
+    upload: ClassVar[str] = "model, once a mean feature"
+    client_state: ClassVar[str] = "feature bias, consensus feature"
+    newcomer_start: ClassVar[str] = "the global model, the consensus feature; a zero feature bias"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.kappa >= 0, "kappa", "at least 0")
+        self.require(0 < self.mu <= 1, "mu", "above 0 and at most 1")
+
+    def init_server(self, setup: Setup) -> Tree:
+        has_consensus = torch.zeros_like(setup.sizes, dtype=torch.bool)
+        return {"params": setup.params, "consensus": zero_feature(setup), "has_consensus": has_consensus}
+
+    def init_client(self, setup: Setup) -> Tree:
+        return {"memory": zero_feature(setup), "consensus": zero_feature(setup)}
+
+    def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        first_time = ~server["has_consensus"][list(clients)][:, None] & (round > 1)
+        consensus = server["consensus"].expand(len(clients), 1, -1)
+        return {**repeat({"params": server["params"]}, len(clients)), "consensus": Rows(consensus, first_time)}
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        received, first = message["consensus"], ctx.round == 1
+        consensus = torch.where(received.present, received.values, state["consensus"])[0]
+        start = {"params": message["params"], "memory": state["memory"], "running": zeros_like(state)["memory"]}
+        end = self._learn(ctx, start, consensus, 0.0 if first else self.kappa, self.memory)
+        upload: Tree = {"params": ctx.update_batch_stats(end["params"])}
+        if first:
+            plain = self._learn(ctx, start, consensus, kappa=0.0, memory=False)
+            upload["mean"] = Rows(plain["running"][None], torch.ones_like(received.present))
+        return {"memory": end["memory"], "consensus": consensus}, upload
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        new = server | {"params": mean(exchange.received["params"], exchange.sizes)}
+        if exchange.round == 1:
+            means = {"consensus": exchange.received["mean"].values[:, 0]}
+            return new | mean(means, exchange.sizes)  # z̄^g
+        participants = torch.tensor(exchange.clients, device=server["has_consensus"].device)
+        return new | {"has_consensus": server["has_consensus"].index_fill(0, participants, True)}
+
+    def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        return {**message["params"], "memory": state["memory"]}
+
+    def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
+        return model.head_output(personal, model.features(personal, x) + personal["memory"])
+
+    def _learn(self, ctx: ClientContext, start: Tree, consensus: Tensor, kappa: float, memory: bool) -> Tree:
+        """Train params and memory by local SGD, and track the running mean of the features."""
+
+        def objective(tree: Tree, batch: Batch) -> Tensor:
+            z = ctx.model.features(tree["params"], batch.x)
+            mean = batch.weight @ z / batch.weight.sum().clamp(min=1)
+            running = (1 - self.mu) * tree["running"].detach() + self.mu * mean
+            outputs = ctx.model.head_output(tree["params"], z + tree["memory"] if memory else z)
+            pull: Tensor = (running - consensus).square().mean() / 2
+            exposed: Tensor = tree["running"] @ mean.detach()  # exposes the mean as the gradient for `running`
+            return batch.mean(ctx.model.loss(outputs, batch.y)) + kappa * pull + exposed
+
+        def step(carry: Tree, batch: Batch) -> Tree:
+            tree, velocity = carry["tree"], carry["velocity"]
+            grad = ctx.grad(objective, tree, batch)
+            running = (1 - self.mu) * tree["running"] + self.mu * grad["running"]
+            grad = map_leaves(lambda g, w: g.add(w, alpha=self.weight_decay), grad, tree)
+            grad = map_leaves(lambda g, v: g.add(v, alpha=self.momentum), grad, velocity)
+            moved = map_leaves(lambda w, g: w.sub(g, alpha=self.lr), tree, grad)
+            return {"tree": moved | {"running": running}, "velocity": grad}
+
+        end: Tree = ctx.scan(step, {"tree": start, "velocity": zeros_like(start)}, epochs=self.epochs)["tree"]
+        return end

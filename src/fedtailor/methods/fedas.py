@@ -1,0 +1,98 @@
+"""FedAS: a shared body, aligned by each client and averaged by Fisher information."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.batch import Batch
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.trees import Params, Tree, dot, mean
+from fedtailor.methods._shared.class_statistics import pick_rows
+from fedtailor.methods._shared.prototypes import prototypes
+
+
+@dataclass(frozen=True)
+class FedAS(LocalTraining):
+    """Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learning", CVPR 2024.
+
+    Before local training, a client aligns the features of the received body with the class means of the features of its
+    previous body, so that they fit its head again. Bodies are averaged by their Fisher information F_i, as in the
+    authors' code: F_i is a sum over batches, so clients with more data, or with a loss that is not yet flat, have
+    larger weights. The paper may intend smaller weights for undertrained clients; this implementation follows the code,
+    which produced the published results. A client's model is the one it has trained, also at the moment `received`.
+    Alignment uses the batch size of the run (16 in the code).
+    """
+
+    align_epochs: int = 1  # epochs of alignment; 0: no alignment
+    align_lr: float = 0.01  # learning rate of alignment (as in the code; small compared with lr)
+    weights: Literal["fisher", "size", "uniform"] = "fisher"  # client weights: F_i, number of samples, or uniform
+    download: ClassVar[str] = "body"
+    upload: ClassVar[str] = "body, Fisher weight"
+    client_state: ClassVar[str] = "personal model"
+    newcomer_start: ClassVar[str] = "the global body; the initial head"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.align_epochs >= 0, "align_epochs", "at least 0")
+        self.require(self.align_lr > 0, "align_lr", "above 0")
+        self.require_choice("weights", "fisher", "size", "uniform")
+
+    @property
+    def uses_plain_mean(self) -> bool:
+        return self.weights == "uniform"
+
+    def init_server(self, setup: Setup) -> Tree:
+        return {"params": setup.split("head")[0]}
+
+    def init_client(self, setup: Setup) -> Tree:
+        return {"params": setup.params}
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        own, body = state["params"], message["params"]
+        if self.align_epochs:
+            body = self._align(ctx, own, body)
+        params = ctx.sgd(ctx.loss, own | body, **self.optimizer_options)
+        upload = {"params": ctx.model.split(params, "head")[0]}
+        return {"params": params}, upload | ({"fisher": _fisher(ctx, params)} if self.weights == "fisher" else {})
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        weights = exchange.sizes if self.weights == "size" else None
+        if self.weights == "fisher":
+            # the smallest positive number makes the weights uniform if every F_i is 0
+            weights = exchange.received["fisher"].double() + torch.finfo(torch.float64).tiny
+        return {"params": mean(exchange.received["params"], weights)}
+
+    def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        params: Tree = state["params"]
+        return params
+
+    def _align(self, ctx: ClientContext, own: Params, received: Params) -> Params:
+        """Train the received body toward the class means q_k of the features of the client's previous body."""
+        means = prototypes(ctx, own)
+
+        def alignment_loss(body: Params, batch: Batch) -> Tensor:
+            """Return the mean squared error of each class in the batch, summed over classes."""
+            target, _ = pick_rows(means, batch.y)
+            errors = (ctx.model.features(own | body, batch.x) - target).square().mean(1)
+            class_sizes = ((batch.y[:, None] == batch.y) * batch.weight).sum(1)
+            return (errors * batch.weight / class_sizes.clamp(min=1)).sum()
+
+        return ctx.sgd(alignment_loss, received, lr=self.align_lr, epochs=self.align_epochs)
+
+
+def _fisher(ctx: ClientContext, params: Params) -> Tensor:
+    """Return F_i = Σ over batches of ‖∇ mean loss of the batch‖², in evaluation mode."""
+    serving = ctx.model.eval_mode
+
+    def loss(params: Params, batch: Batch) -> Tensor:
+        return batch.mean(serving.loss(serving.logits(params, batch.x), batch.y))
+
+    def squared_norm(batch: Batch) -> Tree:
+        grad = serving.trainable(ctx.grad(loss, params, batch))
+        return {"fisher": dot(grad, grad)}
+
+    total: Tensor = ctx.sum_over_data(squared_norm)["fisher"]
+    return total

@@ -1,0 +1,34 @@
+"""FedAvg: the server averages the models that clients trained locally."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Exchange, LocalTraining
+from fedtailor.core.trees import Tree, mean
+
+
+@dataclass(frozen=True)
+class FedAvg(LocalTraining):
+    """McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+
+    Clients train the global model on their own data, and the server averages the trained models.
+    """
+
+    weights: Literal["size", "uniform"] = "size"  # client weights: by number of samples (as in the paper) or uniform
+    personal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_choice("weights", "size", "uniform")
+
+    @property
+    def uses_plain_mean(self) -> bool:
+        return self.weights == "uniform"
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        params = ctx.sgd(ctx.loss, message["params"], **self.optimizer_options)
+        return state, {"params": params}
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        return mean(exchange.received, exchange.sizes if self.weights == "size" else None)

@@ -1,0 +1,36 @@
+"""FedAvgFT: FedAvg, followed by local fine-tuning of the global model."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.trees import Tree
+from fedtailor.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedAvgFT(FedAvg):
+    """Collins et al., "FedAvg with Fine Tuning: Local Updates Lead to Representation Learning", NeurIPS 2022.
+
+    FedAvg with personalization by fine-tuning: a client trains a copy of the global model on its own data, with the
+    learning rate of federated training, and discards the copy after use. At the moment `trained`, its model is the one
+    it uploads, without further fine-tuning.
+    """
+
+    title: ClassVar[str] = "FedAvg-FT"
+    tuning_epochs: int = 5  # K_ft, epochs of fine-tuning (5 in FedBABU's code)
+    personal: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.tuning_epochs >= 0, "tuning_epochs", "at least 0")
+
+    def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        params = super().personalize(ctx, state, message)
+        if not self.tuning_epochs:
+            return params
+        return ctx.sgd(ctx.loss, params, **(self.optimizer_options | {"epochs": self.tuning_epochs}))
+
+    def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
+        params: Tree = upload["params"]
+        return params

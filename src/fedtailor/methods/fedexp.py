@@ -1,0 +1,55 @@
+"""FedExP: FedAvg with an adaptive server step size."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.trees import Tree, add, dot, mean, repeat, scale, squared_norms, sub
+
+
+@dataclass(frozen=True)
+class FedExP(LocalTraining):
+    """Jhunjhunwala, Wang, Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023.
+
+    The server extrapolates along the mean update Δ with the step size η_g = max(1, mean ‖Δ_i‖² / (2 (‖Δ‖² + ε))).
+    """
+
+    weights: Literal["size", "uniform"] = "uniform"  # client weights: uniform (as in the paper) or by number of samples
+    epsilon: float = 0.001  # ε, bounds the step size (0.1 for EMNIST in the paper)
+    average_last: bool = True  # evaluate the mean of the last two global models; training continues from the last one
+    personal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_choice("weights", "size", "uniform")
+        self.require(self.epsilon > 0, "epsilon", "above 0")
+
+    def init_server(self, setup: Setup) -> Tree:
+        return {"params": setup.params, "previous": setup.params}
+
+    def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        return repeat({"params": server["params"]}, len(clients))
+
+    def serve(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        last, previous = server["params"], server["previous"]
+        used = scale(add(last, previous), 0.5) if self.average_last else last
+        return repeat({"params": used}, len(clients))
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        params = ctx.sgd(ctx.loss, message["params"], **self.optimizer_options)
+        return state, {"params": params}
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        weights = exchange.sizes if self.weights == "size" else torch.ones_like(exchange.sizes)
+        average, trainable = mean(exchange.received["params"], weights), exchange.model.trainable
+        updates = trainable(sub(exchange.received["params"], exchange.sent["params"]))  # Δ_i
+        update = trainable(sub(average, server["params"]))  # Δ
+        squared_norm = mean({"mean": squared_norms(updates)}, weights)["mean"]
+        step = (squared_norm / (2 * (dot(update, update) + self.epsilon))).clamp(min=1)  # η_g
+        moved = add(trainable(server["params"]), scale(update, step))
+        # running statistics are averaged, not extrapolated
+        return {"params": average | moved, "previous": server["params"]}

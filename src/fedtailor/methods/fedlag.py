@@ -1,0 +1,27 @@
+"""FedLAG: FedAvg with layer-wise personalization by gradient conflict."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedtailor.core.method import LocalTraining, Method
+from fedtailor.methods._shared.layerwise import Layerwise
+from fedtailor.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedLAG(Layerwise, LocalTraining):
+    """Anonymous, "Towards Layer-wise Personalized Federated Learning: Adaptive Layer Disentanglement via Conflicting
+    Gradients", under review.
+
+    FedAvg in which the layers with the most gradient conflicts are personal; equals LAG(FedAvg(...)).
+    """
+
+    weights: Literal["size", "uniform"] = "uniform"  # client weights: uniform (as in the paper) or by number of samples
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_choice("weights", "size", "uniform")
+
+    @property
+    def wrapped(self) -> Method:
+        return FedAvg(weights=self.weights, **self.optimizer_options)

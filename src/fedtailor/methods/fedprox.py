@@ -1,0 +1,34 @@
+"""FedProx: FedAvg with a proximal term in the local objective."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Exchange, LocalTraining
+from fedtailor.core.trees import Tree, mean, squared_distance
+
+
+@dataclass(frozen=True)
+class FedProx(LocalTraining):
+    """Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+
+    FedAvg with the proximal term μ/2 ‖w − θ‖² in the local objective, which keeps local models close to the received θ.
+    """
+
+    mu: float = 0.1  # μ, weight of the proximal term toward the received model
+    personal: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.mu >= 0, "mu", "at least 0")
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        params = ctx.sgd(
+            lambda w, batch: ctx.loss(w, batch) + self.mu / 2 * squared_distance(w, message["params"]),
+            message["params"],
+            **self.optimizer_options,
+        )
+        return state, {"params": params}
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        return mean(exchange.received, exchange.sizes)

@@ -1,0 +1,27 @@
+"""FedRep: a shared body and a personal head; each client trains its head first, then the body."""
+
+from dataclasses import dataclass
+
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.trees import Tree
+from fedtailor.methods._shared.split import PersonalHeadMethod, train_alternately
+
+
+@dataclass(frozen=True)
+class FedRep(PersonalHeadMethod):
+    """Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021.
+
+    Clients first train the head with the received body fixed, then the body with this head fixed. Each phase has its
+    own optimizer, so momentum and weight decay do not affect frozen parameters. The authors' code adds 10 epochs of
+    head training to the last round; here all rounds are the same.
+    """
+
+    epochs: int = 1  # local epochs of the body
+    head_epochs: int = 9  # τ, local epochs of the head
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.head_epochs >= 0, "head_epochs", "at least 0")
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        return train_alternately(ctx, state, message, self.optimizer_options, self.head_epochs)

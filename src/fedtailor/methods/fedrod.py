@@ -1,0 +1,60 @@
+"""FedRoD: a generic head with a balanced loss and a personal head on one shared body."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.batch import Batch
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.model import Inputs, Model
+from fedtailor.core.trees import Tree, mean, zeros_like
+from fedtailor.methods._shared.class_statistics import class_counts
+
+
+@dataclass(frozen=True)
+class FedRoD(LocalTraining):
+    """Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022.
+
+    A body with two heads. The generic head and the body are trained with balanced softmax, as if the client had equally
+    many samples of each class. The personal head learns what the client's class distribution adds; its loss has no
+    gradient for the other parts. Both heads use the same features of a batch. The official code is not public. The
+    personal head starts at zero, because a copy of the generic head, as in other code, would double all outputs; the
+    paper's hypernetwork for it is omitted.
+    """
+
+    gamma: float = 1.0  # γ, exponent of the class counts in the balanced softmax
+    client_state: ClassVar[str] = "personal head"
+    newcomer_start: ClassVar[str] = "the global model; a zero personal head"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.gamma >= 0, "gamma", "at least 0")
+
+    def init_client(self, setup: Setup) -> Tree:
+        return {"head": zeros_like(setup.split("head")[1])}
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        model, counts = ctx.model, class_counts(ctx)
+        prior = self.gamma * counts.clamp(min=torch.finfo(counts.dtype).tiny).log()  # log π, finite for absent classes
+
+        def objective(parts: Tree, batch: Batch) -> Tensor:
+            features = model.features(parts["params"], batch.x)
+            generic = model.head_output(parts["params"], features)
+            combined = generic.detach() + model.head_output(parts["head"], features.detach())
+            return batch.mean(model.loss(generic + prior, batch.y) + model.loss(combined, batch.y))  # L_G + L_P
+
+        end = ctx.sgd(objective, {"params": message["params"], "head": state["head"]}, **self.optimizer_options)
+        return {"head": end["head"]}, {"params": end["params"]}
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        return mean(exchange.received, exchange.sizes)
+
+    def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        return {**message["params"], "own_head": state["head"]}
+
+    def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
+        features = model.features(personal, x)
+        return model.head_output(personal, features) + model.head_output(personal["own_head"], features)

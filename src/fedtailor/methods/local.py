@@ -1,0 +1,37 @@
+"""Local training: the baseline without communication."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import LocalTraining, Setup
+from fedtailor.core.trees import Tree
+
+
+@dataclass(frozen=True)
+class Local(LocalTraining):
+    """Local training: each client trains from the initial model without communication, the baseline of all methods."""
+
+    title: ClassVar[str] = "Local training"
+    download: ClassVar[str] = "nothing"
+    upload: ClassVar[str] = "nothing"
+    client_state: ClassVar[str] = "personal model"
+    newcomer_start: ClassVar[str] = "nothing; the initial model is its own"
+
+    @property
+    def uses_plain_mean(self) -> bool:
+        return True
+
+    def init_server(self, setup: Setup) -> Tree:
+        return {}
+
+    def init_client(self, setup: Setup) -> Tree:
+        return {"params": setup.params}
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        params = ctx.sgd(ctx.loss, state["params"], **self.optimizer_options)
+        return {"params": params}, {}
+
+    def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        params: Tree = state["params"]
+        return params

@@ -1,0 +1,160 @@
+"""pFedHN: one hypernetwork at the server generates the model of each client."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch.func import vjp
+
+from fedtailor.core.batch import Batch
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Exchange, Method, Setup
+from fedtailor.core.trees import Params, Tree, dot, map_leaves, mean, repeat, scale, zeros_like
+from fedtailor.methods._shared.hypernetwork import (
+    OUTPUT_SALT,
+    apply_trunk,
+    draw_normal,
+    draw_uniform,
+    make_trunk,
+    pseudo_gradient,
+)
+
+
+@dataclass(frozen=True)
+class PFedHN(Method):
+    """Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021.
+
+    One hypernetwork generates the model of each client from an embedding v_i with ⌊1 + N/4⌋ entries: it has four linear
+    layers, followed by one linear layer per tensor of the model. With `local_head`, the method is pFedHN-PC: the head
+    is personal. In the paper, the server processes one client at a time (`turns`). By default, it takes one step with
+    the mean over the clients of a round, so that engines can train them in parallel. One step per client with models
+    from the start of the round is not available: it overshoots, and with 20 clients it diverges at the paper's learning
+    rates.
+
+    As in the authors' code, the sign is sent − returned, momentum and weight decay also change the embeddings of absent
+    clients, and clipping does not affect a local head. Batches are those of epochs over the data, and the velocities of
+    clients start at 0 in each round. Running statistics cannot be generated; they are averaged.
+    """
+
+    title: ClassVar[str] = "pFedHN"
+    lr: float = 0.005  # α, local learning rate
+    steps: int = 50  # K, local steps per round
+    momentum: float = 0.9  # momentum of local SGD
+    weight_decay: float = 5e-5  # weight decay of local SGD
+    hyper_lr: float = 0.05  # η, learning rate of hypernetwork and embeddings (paper: 0.01, or 0.05 with a local head)
+    hyper_momentum: float = 0.9  # momentum of the hypernetwork
+    hyper_weight_decay: float = 1e-3  # weight decay of the hypernetwork
+    clip: float = 50.0  # maximum gradient norm, on clients and on the server
+    hidden: int = 100  # width of the hypernetwork
+    local_head: bool = False  # the head is personal (pFedHN-PC)
+    turns: bool = False  # clients take turns, with a server step after each (as in the paper)
+    printed_sign: bool = False  # returned − sent, which ascends instead of descending
+    download: ClassVar[str] = "generated model"
+    client_state: ClassVar[str] = "nothing, or head"
+    newcomer_start: ClassVar[str] = "the model of the mean embedding; the initial head if heads are personal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.steps >= 1, "steps", "at least 1")
+        self.require(self.hyper_lr >= 0, "hyper_lr", "at least 0")
+        self.require(0 <= self.hyper_momentum < 1, "hyper_momentum", "at least 0 and below 1")
+        self.require(self.hyper_weight_decay >= 0, "hyper_weight_decay", "at least 0")
+        self.require(self.clip > 0, "clip", "above 0")
+        self.require(self.hidden >= 1, "hidden", "at least 1")
+
+    @property
+    def sequential_clients(self) -> bool:
+        return self.turns
+
+    def init_server(self, setup: Setup) -> Tree:
+        params = setup.split("head")[0] if self.local_head else setup.params
+        trainable, width = setup.model.trainable(params), 1 + setup.num_clients // 4
+        network = {
+            "embeddings": draw_normal(setup, (setup.num_clients, width)),
+            "trunk": make_trunk(setup, (width, *[self.hidden] * 4)),
+            "outputs": {
+                name: {
+                    "weight": draw_uniform(setup, (*leaf.shape, self.hidden), self.hidden, OUTPUT_SALT, 2 * number),
+                    "bias": draw_uniform(setup, tuple(leaf.shape), self.hidden, OUTPUT_SALT, 2 * number + 1),
+                }
+                for number, (name, leaf) in enumerate(trainable.items())
+            },
+        }
+        statistics = {name: leaf for name, leaf in params.items() if name not in trainable}
+        return {"network": network, "velocity": zeros_like(network), "statistics": statistics}
+
+    def grow_server(self, server: Tree, setup: Setup, before: int) -> Tree:
+        """Set the embedding of each newcomer to the mean.
+
+        If embeddings have more entries for more clients, the additional ones start at 0, so that all models stay the
+        same.
+        """
+        new = super().grow_server(server, setup, before)
+        old, width = server["network"]["embeddings"], new["network"]["embeddings"].shape[1]
+        rows = torch.cat([old, old.mean(0).expand(setup.num_clients - before, -1)])
+        return new | {"network": new["network"] | {"embeddings": F.pad(rows, (0, width - old.shape[1]))}}
+
+    def init_client(self, setup: Setup) -> Tree:
+        return {"head": setup.split("head")[1]} if self.local_head else {}
+
+    def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
+        return {"params": _generate(server["network"], clients) | repeat(server["statistics"], len(clients))}
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        start = self.personalize(ctx, state, message)
+        trainable = ctx.model.trainable(start)
+
+        def step(carry: Tree, batch: Batch) -> Tree:
+            grad = ctx.grad(lambda w, batch: ctx.loss(start | w, batch), carry["params"], batch)
+            generated = {name: leaf for name, leaf in grad.items() if name in message["params"]}
+            grad = grad | _clip(generated, self.clip)
+            params, velocity = _sgd_step(**carry, grad=grad, **self.optimizer_options)
+            return {"params": params, "velocity": velocity}
+
+        end = ctx.scan(step, {"params": trainable, "velocity": zeros_like(trainable)}, steps=self.steps)
+        params = ctx.update_batch_stats(start | end["params"])
+        if not self.local_head:
+            return {}, {"params": params}
+        body, head = ctx.model.split(params)
+        return {"head": head}, {"params": body}
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        model_grad = scale(pseudo_gradient(exchange, self.printed_sign), 1 / len(exchange.clients))
+        backward = vjp(lambda network: _generate(network, exchange.clients), server["network"])[1]
+        grad = _clip(backward(model_grad)[0], self.clip)
+        network, velocity = _sgd_step(
+            server["network"], server["velocity"], grad,
+            lr=self.hyper_lr, momentum=self.hyper_momentum, weight_decay=self.hyper_weight_decay,
+        )  # fmt: skip
+        statistics = {name: exchange.received["params"][name] for name in server["statistics"]}
+        return {"network": network, "velocity": velocity, "statistics": mean(statistics, exchange.sizes)}
+
+    def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        params: Tree = message["params"] | state.get("head", {})
+        return params
+
+
+def _generate(network: Tree, clients: Sequence[int]) -> Params:
+    """Return θ_i = H_ψ(v_i), stacked over clients."""
+    hidden = apply_trunk(network["trunk"], network["embeddings"][list(clients)])  # [clients, hidden]
+    return {
+        name: torch.tensordot(hidden, output["weight"], dims=([1], [-1])) + output["bias"]
+        for name, output in network["outputs"].items()
+    }
+
+
+def _clip(grad: Params, max_norm: float) -> Params:
+    """Scale a gradient down to the maximum norm if its norm is larger."""
+    return scale(grad, (max_norm / (dot(grad, grad).sqrt() + 1e-6)).clamp(max=1))
+
+
+def _sgd_step(
+    params: Tree, velocity: Tree, grad: Tree, *, lr: float, momentum: float, weight_decay: float
+) -> tuple[Tree, Tree]:
+    """Take one step of SGD with momentum; return the parameters and their velocity."""
+    velocity = map_leaves(
+        lambda g, w, v: g.add(w, alpha=weight_decay).add(v, alpha=momentum), grad, params, velocity
+    )  # fmt: skip
+    return map_leaves(lambda w, v: w.sub(v, alpha=lr), params, velocity), velocity

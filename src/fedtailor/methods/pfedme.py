@@ -1,0 +1,61 @@
+"""pFedMe: personal models by Moreau envelopes."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedtailor.core.batch import Batch
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Exchange, Method, Setup
+from fedtailor.core.trees import Tree, add, mean, scale, sub
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
+
+    In each batch, a client takes several steps on its personal model, with a proximal term toward its copy w_i of the
+    global model, and then moves w_i toward the personal model.
+    """
+
+    title: ClassVar[str] = "pFedMe"
+    lr: float = 0.05  # η, learning rate of the client's copy w_i of the global model (0.005 in the paper)
+    personal_lr: float = 0.09  # η_p, learning rate of the personal model
+    lam: float = 15.0  # λ, weight of the proximal term toward w_i
+    inner_steps: int = 5  # K, steps of the personal model per batch
+    steps: int = 20  # R, batches per round
+    beta: float = 1.0  # β, share of the new average in the global model
+    client_state: ClassVar[str] = "personal model"
+    newcomer_start: ClassVar[str] = "the global model as its personal model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.personal_lr > 0, "personal_lr", "above 0")
+        self.require(self.lam > 0, "lam", "above 0")
+        self.require(self.lr * self.lam < 1, "lr", "below 1/lam")
+        self.require(self.inner_steps >= 1, "inner_steps", "at least 1")
+        self.require(self.steps >= 1, "steps", "at least 1")
+        self.require(self.beta > 0, "beta", "above 0")
+
+    def init_client(self, setup: Setup) -> Tree:
+        return {"own": setup.params}
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        def step(carry: Tree, batch: Batch) -> Tree:
+            params, own = carry["params"], carry["own"]
+            for _ in range(self.inner_steps):
+                pull = add(ctx.grad(ctx.loss, own, batch), scale(sub(own, params), self.lam))
+                own = sub(own, scale(pull, self.personal_lr))
+            return {"params": sub(params, scale(sub(params, own), self.lr * self.lam)), "own": own}
+
+        start = {"params": message["params"], "own": message["params"]}
+        end = ctx.scan(step, start, steps=self.steps)
+        return {"own": ctx.update_batch_stats(end["own"])}, {"params": ctx.update_batch_stats(end["params"])}
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        average = mean(exchange.received["params"], exchange.sizes)
+        old, new = (exchange.model.trainable(tree) for tree in (server["params"], average))
+        return {"params": average | add(scale(old, 1 - self.beta), scale(new, self.beta))}
+
+    def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        own: Tree = state["own"]
+        return own

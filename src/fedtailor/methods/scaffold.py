@@ -1,0 +1,65 @@
+"""SCAFFOLD: FedAvg with control variates that correct client drift."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Exchange, Method, Setup
+from fedtailor.core.trees import Tree, add, dot, mean, scale, sub, zeros_like
+
+
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
+
+    Control variates correct the local gradients for client drift (option II of the paper). Local training is plain SGD:
+    with momentum or weight decay, (θ − y) / (K η) would not estimate the gradient.
+    """
+
+    title: ClassVar[str] = "SCAFFOLD"
+    lr: float = 0.1  # η, local learning rate
+    epochs: int = 2  # local epochs, K batches in total
+    server_lr: float = 1.0  # η_g, server learning rate
+    personal: ClassVar[bool] = False
+    download: ClassVar[str] = "model, control variate"
+    upload: ClassVar[str] = "model, change of the control variate"
+    client_state: ClassVar[str] = "control variate"
+    newcomer_start: ClassVar[str] = "the global model; a zero control variate"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.server_lr > 0, "server_lr", "above 0")
+
+    @property
+    def uses_plain_mean(self) -> bool:
+        return True
+
+    def init_server(self, setup: Setup) -> Tree:
+        return {"params": setup.params, "control": zeros_like(setup.model.trainable(setup.params))}
+
+    def init_client(self, setup: Setup) -> Tree:
+        return {"control": zeros_like(setup.model.trainable(setup.params))}
+
+    def grow_server(self, server: Tree, setup: Setup, before: int) -> Tree:
+        """Rescale c, which is the mean of all c_i, because the c_i of newcomers are 0."""
+        new = super().grow_server(server, setup, before)
+        return new | {"control": scale(new["control"], before / setup.num_clients)}
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        drift = sub(message["control"], state["control"])  # c − c_i
+        params = ctx.sgd(
+            lambda w, batch: ctx.loss(w, batch) + dot(drift, ctx.model.trainable(w)),
+            message["params"],
+            **self.optimizer_options,
+        )
+        delta = ctx.model.trainable(sub(params, message["params"]))
+        control = sub(scale(delta, -1 / (ctx.num_steps(self.epochs) * self.lr)), drift)
+        return {"control": control}, {"params": params, "control_delta": sub(control, state["control"])}
+
+    def receive(self, server: Tree, exchange: Exchange) -> Tree:
+        average, share = mean(exchange.received), len(exchange.clients) / exchange.num_clients
+        step = sub(average["params"], server["params"])
+        return {
+            "params": add(server["params"], scale(step, self.server_lr)),
+            "control": add(server["control"], scale(average["control_delta"], share)),
+        }

@@ -1,0 +1,29 @@
+"""Logistic regression and multilayer perceptrons."""
+
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from fedtailor.networks.layers import Shape, check_sizes, dense_layers, sequential
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Multinomial logistic regression: a linear layer."""
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        return sequential(flatten=nn.Flatten(), **dense_layers(prod(shape), (), outputs))
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Fully connected layers with ReLU."""
+
+    hidden: tuple[int, ...] = (64, 32)  # widths of the hidden layers
+
+    def __post_init__(self) -> None:
+        check_sizes("hidden", self.hidden)
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        return sequential(flatten=nn.Flatten(), **dense_layers(prod(shape), tuple(self.hidden), outputs))

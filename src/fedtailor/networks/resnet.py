@@ -1,0 +1,71 @@
+"""Residual networks."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedtailor.errors import ConfigError
+from fedtailor.networks.layers import MAX_LAYERS, Shape, check_sizes, dense_layers, make_norm, require_image, sequential
+
+
+class _Block(nn.Module):
+    """Two 3×3 convolutions with a shortcut connection."""
+
+    def __init__(self, before: int, after: int, stride: int, norm: str) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(before, after, 3, stride, 1, bias=False), make_norm(norm, after)
+        self.conv2, self.norm2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), make_norm(norm, after)
+        same = stride == 1 and before == after
+        self.shortcut = nn.Identity() if same else nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
+        return torch.relu(residual + self.shortcut(x))
+
+
+def _build_resnet(shape: Shape, outputs: int, channels: Shape, blocks: Shape, norm: str) -> nn.Module:
+    check_sizes("channels", channels)
+    check_sizes("blocks", blocks, least=0)
+    if not channels or len(blocks) != len(channels):
+        raise ConfigError(f"blocks must have one number per group of channels: {len(channels)}, got {len(blocks)}.")
+    if sum(blocks) > MAX_LAYERS:
+        raise ConfigError(f"A network can have at most {MAX_LAYERS} blocks, got {sum(blocks)}.")
+    before = channels[0]
+    layers: dict[str, nn.Module] = {
+        "conv": nn.Conv2d(shape[0], before, 3, padding=1, bias=False), "norm": make_norm(norm, before),
+        "relu": nn.ReLU(),
+    }  # fmt: skip
+    for group, (after, count) in enumerate(zip(channels, blocks, strict=True), start=1):
+        for number in range(1, count + 1):
+            stride = 2 if group > 1 and number == 1 else 1
+            layers[f"group{group}_block{number}"] = _Block(before, after, stride, norm)
+            before = after
+    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return sequential(**layers, **dense_layers(before, (256, 128), outputs))
+
+
+@dataclass(frozen=True)
+class ResNet9:
+    """FedLAG's network for MNIST (Table 5 of the paper)."""
+
+    norm: str = "group"  # normalization: group, batch, or none
+    blocks: tuple[int, ...] = (1, 2, 2, 1)  # residual blocks per group
+    channels: tuple[int, ...] = (32, 64, 128, 256)  # channels per group
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        channels, blocks = tuple(self.channels), tuple(self.blocks)
+        return _build_resnet(require_image(shape, "resnet9", 8), outputs, channels, blocks, self.norm)
+
+
+@dataclass(frozen=True)
+class ResNet20:
+    """FedLAG's network for CIFAR-10 (Table 5 of the paper); CIFAR-100 uses blocks=(2, 3, 4)."""
+
+    norm: str = "group"  # normalization: group, batch, or none
+    blocks: tuple[int, ...] = (3, 3, 3)  # residual blocks per group
+    channels: tuple[int, ...] = (64, 128, 256)  # channels per group; the original ResNet-20 has 16, 32, 64
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        channels, blocks = tuple(self.channels), tuple(self.blocks)
+        return _build_resnet(require_image(shape, "resnet20", 8), outputs, channels, blocks, self.norm)

@@ -1,1 +1,0 @@
-"""Clients' own models, to use: as modules, on new samples, as files for other programs."""

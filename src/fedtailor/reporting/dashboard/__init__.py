@@ -1,0 +1,1 @@
+"""The dashboard: a local web page that shows, compares, starts and stops runs (`fedtailor live`)."""

@@ -1,0 +1,1 @@
+"""Sends runs to experiment trackers: TensorBoard and MLflow."""

@@ -1,1 +1,0 @@
-"""Grids of settings: which there are, carrying them out and going on, which are best."""

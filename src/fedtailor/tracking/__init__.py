@@ -1,1 +1,0 @@
-"""Runs in trackers, each by its own library."""

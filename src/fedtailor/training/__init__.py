@@ -1,0 +1,1 @@
+"""Train a method on simulated clients: settings, schedule, rounds, evaluation, checkpoints."""

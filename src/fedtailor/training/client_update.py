@@ -1,0 +1,73 @@
+"""The client side of a round, and its inputs; used by simulated and deployed clients."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedtailor.core.batch import SharedContext
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Method
+from fedtailor.core.model import Model
+from fedtailor.core.trees import Params, Tree, map_leaves
+from fedtailor.data.federation import Federation
+from fedtailor.errors import ConfigError
+from fedtailor.training.config import TrainingConfig
+
+
+def client_update(method: Method, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+    """Train one client for one round.
+
+    Returns its new `state`, its `upload`, its personal model (`trained`), and its `client_metrics` for the record.
+    """
+    result = method.train(ctx, state, message)
+    if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(part, dict) for part in result)):
+        raise ConfigError(f"{type(method).__name__}.train must return two dicts: (state, upload).")
+    state, upload = result
+    return {
+        "state": state,
+        "upload": upload,
+        "trained": method.trained(ctx, state, message, upload),
+        "client_metrics": method.client_metrics(ctx, state, message, upload),
+    }
+
+
+def initial_model(
+    model: Model, config: TrainingConfig, initial_weights: Mapping[str, Tensor] | None = None
+) -> tuple[Model, Params]:
+    """Return the model on its device and the initial parameters: `initial_weights`, or drawn from the run's seed."""
+    device, dtype = config.torch_device, config.torch_dtype
+    model = (model if initial_weights is None else model.with_initial_weights(initial_weights)).to(device, dtype)
+    return model, {name: p.to(device, dtype) for name, p in model.init(config.seed).items()}
+
+
+def make_shared_context(
+    config: TrainingConfig, model: Model, fed: Federation, sizes: Tensor, rounds: int, participation: float
+) -> SharedContext:
+    """Return the data, model, and settings that all clients of a run share.
+
+    `fed` contains the data on this machine: all clients in a simulation, one client in a deployment. `sizes` contains
+    the number of training samples of every client of the federation.
+    """
+    device, dtype = config.torch_device, config.torch_dtype
+    return SharedContext(
+        model=model.mode(training=True),
+        x=map_leaves(lambda part: part.to(device).contiguous(), {"x": fed.x})["x"],
+        y=fed.y.to(device, dtype) if fed.y.is_floating_point() else fed.y.to(device),
+        prepare=fed.make_preprocessing(dtype, device),
+        # Batch normalization cannot train on a single example, so its batches have at least two (one may be padding).
+        batch_size=max(min(config.batch_size, int(sizes.max())), 2 if model.running_stats else 1),
+        rounds=rounds,
+        num_clients=len(sizes),
+        total_size=int(sizes.sum()),
+        seed=config.seed,
+        dtype=dtype,
+        participation=participation,
+    )
+
+
+def personal_state_dict(model: Model, params: Params, personal: Params) -> Params:
+    """Return a personal model as a `state_dict`, or its tensors by name if its structure differs from the model's."""
+    flat = {name: leaf.cpu() for name, leaf in personal.items()}
+    if not params.keys() <= flat.keys():
+        return flat
+    return flat | model.state_dict({name: flat[name] for name in params})

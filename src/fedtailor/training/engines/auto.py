@@ -1,0 +1,133 @@
+"""Choose the engine of a run: by name, or the fastest in a benchmark on the run's clients."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedtailor.core.system import available_cores, deterministic
+from fedtailor.errors import ConfigError, FedTailorError, unknown_name
+from fedtailor.training.engines import DEFAULT_CHUNK_SIZE, ENGINES, Engine, EngineChoice
+from fedtailor.training.engines.vectorized import padding_overhead
+from fedtailor.training.sample_index import SampleIndex
+
+_MAX_CHUNK_SIZE = 128  # on one core of a CPU; larger chunks do not fit into its caches
+_MIN_SECONDS = 0.01  # time of a measurement that is long enough to compare engines
+_THREADS_PENALTY = 1.1  # several threads are slowed down most when other programs use the machine
+_LONG_SECONDS = 1.0  # per client; on a CPU, the vectorized engine is never faster for such large steps
+_SHORT_RUN_SECONDS = 5.0  # a shorter run is not worth a benchmark
+
+
+def named_engine(
+    engine: str, chunk_size: int | None, threads: int, max_clients: int, device: torch.device
+) -> EngineChoice:
+    """Return the settings for an engine given by name; `max_clients` is how many clients fit into memory."""
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ["auto", *ENGINES])
+    if chunk_size is not None and engine != "vectorized":
+        raise ConfigError(f"chunk_size applies only to the engine 'vectorized', not to '{engine}'; omit it.")
+    if engine == "vectorized":
+        default = max_clients if device.type == "cuda" else min(max_clients, DEFAULT_CHUNK_SIZE)
+        return EngineChoice(engine, 1, default if chunk_size is None else min(chunk_size, max_clients))
+    return EngineChoice(engine, threads if engine == "sequential" else 1)
+
+
+@dataclass(frozen=True, eq=False)
+class EngineBenchmark:
+    """Measures engines on the clients of a round, with fewer batches per client than in the run."""
+
+    build: Callable[[EngineChoice, SampleIndex], Engine]
+    train: Callable[[Engine, Sequence[int]], object]  # trains these clients; the result is not used
+    samples: SampleIndex
+    clients: Sequence[int]  # of the largest round
+    batch_size: int
+    rounds: int
+    device: torch.device
+
+    def choose(self, sequential: EngineChoice, max_clients: int) -> tuple[EngineChoice, str]:
+        """Return the fastest engine and the reason in one or two sentences.
+
+        `sequential` is the choice to compare with; `max_clients` is how many clients fit into memory.
+        """
+        if len(self.clients) == 1:
+            return sequential, "Each round trains one client at a time."
+        try:
+            batches, seconds_per_client = self._measure(sequential)
+        except Exception:  # methods and models may raise anything; round 1 raises it again
+            return sequential, "The benchmark failed."
+        run_seconds = seconds_per_client * self._mean_batches() / batches * len(self.clients) * self.rounds
+        if run_seconds < _SHORT_RUN_SECONDS:
+            return sequential, f"The run takes less than {_SHORT_RUN_SECONDS:g} s, too short for a benchmark."
+        seconds, errors = self._compare([sequential, *self._alternatives(seconds_per_client, max_clients)], batches)
+        close = [choice for choice in seconds if seconds[choice] < 2 * min(seconds.values())]
+        if len(close) > 1 and seconds_per_client < _LONG_SECONDS:  # more steps reduce the weight of fixed costs
+            seconds |= self._compare(close, min(4 * batches, math.ceil(self._mean_batches())))[0]
+        ranking = sorted(close, key=lambda choice: seconds[choice])
+        times = ", ".join(f"{choice} {1000 * seconds[choice]:.3g}" for choice in ranking)
+        return ranking[0], " ".join([f"Milliseconds per client and batch: {times}.", *dict.fromkeys(errors)])
+
+    def _compare(self, choices: Sequence[EngineChoice], batches: int) -> tuple[dict[EngineChoice, float], list[str]]:
+        """Return the seconds per client and batch of the engines that work, and the errors of the others."""
+        seconds: dict[EngineChoice, float] = {}
+        errors: list[str] = []
+        for choice in choices:
+            count = 2 if choice.engine == "sequential" else self._cores() * (choice.chunk_size or 8)
+            try:
+                seconds[choice] = self._seconds(choice, self._largest(count), batches) / batches
+            except (FedTailorError, OSError, torch.OutOfMemoryError) as error:
+                errors.append(str(error))
+                continue
+            if choice.chunk_size is not None:
+                seconds[choice] *= padding_overhead(self._batches(), choice.chunk_size, self.device)
+            if choice.threads > 1:
+                seconds[choice] *= _THREADS_PENALTY
+        return seconds, errors
+
+    def _largest(self, count: int) -> list[int]:
+        """Return the `count` clients with the most samples, which have enough batches for the benchmark."""
+        return sorted(self.clients, key=lambda client: -int(self.samples.sizes[client]))[:count]
+
+    def _cores(self) -> int:
+        return 1 if self.device.type == "cuda" else available_cores()
+
+    def _measure(self, sequential: EngineChoice) -> tuple[int, float]:
+        """Return how many batches per client suffice for a comparison, and the sequential engine's time per client."""
+        batches = 1
+        while True:
+            seconds = self._seconds(sequential, self._largest(2), batches)
+            if 2 * seconds > _MIN_SECONDS or batches >= self._mean_batches():
+                return batches, seconds
+            batches *= 2
+
+    def _alternatives(self, seconds_per_client: float, max_clients: int) -> Iterator[EngineChoice]:
+        if self.device.type == "cuda":
+            yield EngineChoice("vectorized", 1, min(max_clients, len(self.clients)))
+            return
+        if self._cores() > 1:
+            yield EngineChoice("pool")
+        largest = min(max_clients, -(-len(self.clients) // self._cores()), _MAX_CHUNK_SIZE)
+        for chunk in sorted({min(8, largest), min(32, largest), largest} if seconds_per_client < _LONG_SECONDS else ()):
+            yield EngineChoice("vectorized", 1, chunk)
+
+    def _seconds(self, choice: EngineChoice, clients: Sequence[int], batches: int) -> float:
+        """Return the seconds per client for some batches."""
+        engine = self.build(choice, self.samples.first(batches * self.batch_size))
+        seconds = 0.0
+        with deterministic(choice.threads):
+            for _ in range(2):  # the first time includes lazy initialization
+                started = time.perf_counter()
+                self.train(engine, clients)
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)
+                seconds = time.perf_counter() - started
+                if seconds > _LONG_SECONDS and self.device.type == "cpu":  # on a GPU, kernels may have been compiled
+                    break
+        return seconds / len(clients)
+
+    def _batches(self) -> tuple[int, ...]:
+        return tuple((-(-self.samples.sizes[list(self.clients)] // self.batch_size)).tolist())
+
+    def _mean_batches(self) -> float:
+        return sum(self._batches()) / len(self.clients)

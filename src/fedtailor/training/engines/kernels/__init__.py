@@ -1,0 +1,1 @@
+"""Fast layers for many clients with different weights: convolution, and ReLU with max pooling."""

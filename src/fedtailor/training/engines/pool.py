@@ -1,0 +1,203 @@
+"""Train clients in several processes with one torch thread each, sequentially or in chunks (`chunk_size`).
+
+Workers are forked for every call, so nothing has to be sent to them: they inherit the function, the data, and the
+trees. They write their results into shared memory. The calling process is one of the workers.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtailor.core.batch import SharedContext
+from fedtailor.core.system import available_cores, torch_threads
+from fedtailor.core.trees import Tree, map_leaves, take
+from fedtailor.errors import FedTailorError, RunError
+from fedtailor.training.engines.processes import SharedMemory, WorkQueue, forked_workers
+from fedtailor.training.engines.sequential import Sequential, check_same_structure
+from fedtailor.training.engines.vectorized import Vectorized, make_chunks, restore_order, select_rows
+from fedtailor.training.sample_index import SampleIndex
+
+_FORK_SECONDS = 0.01  # about the cost of forking: less work than this is done in the calling process
+_OPEN, _DONE, _FAILED = 0, 1, 2  # status of a client
+
+Chunk = list[int]  # positions of clients that are trained together
+Template = tuple[int, Tree]  # a client and the structure of its result: names, shapes, and dtypes without values
+
+
+class WorkerLostError(RunError):
+    """A worker process was killed, or it failed with an error that cannot be reproduced."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The pool engine. Each worker has one torch thread, so bits do not depend on the number of workers."""
+
+    shared: SharedContext
+    samples: SampleIndex  # positions of every client's training samples
+    workers: int = field(default_factory=available_cores)
+    chunk_size: int | None = None  # clients that a worker trains in one batch; None: one after another
+    memory: SharedMemory = field(default_factory=SharedMemory)  # for results
+    templates: dict[str, Template] = field(default_factory=dict)  # of functions known to be worth forking for
+
+    def __post_init__(self) -> None:
+        if self.shared.y.device.type != "cpu":
+            raise RunError("The engine 'pool' is for CPUs; on a GPU, use 'vectorized' or 'sequential'.")
+        if reason := cannot_fork():
+            raise RunError(reason)
+
+    @torch.no_grad()
+    def apply(self, function: Callable[..., Tree], round: int, clients: Sequence[int], *trees: Tree) -> Tree:
+        """Call function(ctx, *trees) for every client and stack the results.
+
+        The clients with the fewest samples run first in this process. If they take longer than forking, the workers
+        share the others, the longest first.
+        """
+        sequential = Sequential(self.shared, self.samples)
+        engine = sequential if self.chunk_size is None else Vectorized(self.shared, self.samples, self.chunk_size)
+
+        def work(chunk: Chunk) -> Tree:
+            chunk_trees = [select_rows(tree, chunk) for tree in trees]
+            return engine.apply(function, round, [clients[position] for position in chunk], *chunk_trees)
+
+        waiting = self._chunks(clients)
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        with torch_threads(1):
+            if name in self.templates and not self._is_single_process(waiting):
+                try:
+                    results = SharedResults.build(work, clients, self.templates[name], self.memory)
+                    return self._run_workers(results, waiting)
+                except WorkerLostError:
+                    raise
+                except FedTailorError:  # the structure of results may differ from that of an earlier round
+                    del self.templates[name]
+            finished, seconds = self._run_first(work, clients, waiting)
+            template = _make_template(clients[finished[0][0][0]], finished[0][1])
+            if seconds > _FORK_SECONDS:
+                self.templates[name] = template
+            if not waiting:
+                return restore_order([result for _, result in finished], [chunk for chunk, _ in finished])
+            results = SharedResults.build(work, clients, template, self.memory)
+            for chunk, result in finished:
+                results.put(chunk, result)
+            return self._run_workers(results, waiting)
+
+    def _chunks(self, clients: Sequence[int]) -> list[Chunk]:
+        """Return the chunks of clients, the shortest first."""
+        sizes = self.samples.sizes[list(clients)]
+        if self.chunk_size is None:
+            return [[position] for position in np.argsort(sizes, kind="stable").tolist()]
+        return make_chunks(tuple((-(-sizes // self.shared.batch_size)).tolist()), self.chunk_size)[::-1]
+
+    def _run_first(
+        self, work: Callable[[Chunk], Tree], clients: Sequence[int], waiting: list[Chunk]
+    ) -> tuple[list[tuple[Chunk, Tree]], float]:
+        """Run waiting chunks in this process for `_FORK_SECONDS`; return their results and the time of the last one."""
+        finished: list[tuple[Chunk, Tree]] = []
+        started = last = now = time.thread_time()  # excludes the time in which other programs use the core
+        while waiting and (not finished or self._is_single_process(waiting) or now < started + _FORK_SECONDS):
+            chunk = waiting.pop(0)
+            finished.append((chunk, work(chunk)))
+            client, template = _make_template(clients[finished[0][0][0]], finished[0][1])
+            check_same_structure(template, take(finished[-1][1], 0), client, clients[chunk[0]])
+            last, now = now, time.thread_time()
+        return finished, now - last
+
+    def _run_workers(self, results: "SharedResults", waiting: list[Chunk]) -> Tree:
+        results.fill(waiting[::-1], min(self.workers, len(waiting)))
+        return results.rows
+
+    def _is_single_process(self, waiting: Sequence[Chunk]) -> bool:
+        return min(self.workers, len(waiting)) <= 1
+
+
+def _make_template(client: int, result: Tree) -> Template:
+    return client, map_leaves(lambda leaf: torch.empty_like(leaf[0], device="meta"), result)
+
+
+def cannot_fork() -> str | None:
+    """Return why processes cannot be forked here, or None if they can."""
+    if not hasattr(os, "fork"):
+        return "The engine 'pool' needs os.fork, which is not available; use 'vectorized' instead."
+    if torch.accelerator.is_available():
+        problem = "The engine 'pool' cannot run on a machine with a GPU, because PyTorch's autograd fails after a fork"
+        return f"{problem}; hide the GPU with CUDA_VISIBLE_DEVICES='' or use 'sequential'."
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class SharedResults:
+    """The results of one call, in memory that all worker processes share."""
+
+    work: Callable[[Chunk], Tree]  # returns the results of a chunk
+    clients: Sequence[int]
+    template: Template  # structure that all results must have
+    rows: Tree  # the results, stacked
+    status: Tensor  # [clients]; a chunk that fails marks its first client
+    error_text: mmap.mmap  # message of a worker that failed
+
+    @classmethod
+    def build(
+        cls, work: Callable[[Chunk], Tree], clients: Sequence[int], template: Template, memory: SharedMemory
+    ) -> "SharedResults":
+        status = torch.frombuffer(mmap.mmap(-1, len(clients)), dtype=torch.uint8)
+        rows = memory.allocate(len(clients), template[1])
+        return cls(work, clients, template, rows, status, mmap.mmap(-1, 1024))
+
+    def put(self, chunk: Chunk, result: Tree) -> None:
+        """Store the results of a chunk."""
+        client, template = self.template
+        check_same_structure(template, take(result, 0), client, self.clients[chunk[0]])
+        positions = torch.tensor(chunk)
+        map_leaves(lambda rows, leaf: rows.index_copy_(0, positions, leaf), self.rows, result)
+        self.status[positions] = _DONE
+
+    def fill(self, chunks: Sequence[Chunk], workers: int) -> None:
+        """Compute the results of all chunks with `workers` processes, including this one."""
+        queue, main_pid = WorkQueue.create(chunks), os.getpid()
+
+        def work() -> None:
+            while os.getppid() == main_pid and (taken := queue.take()):  # stops if the main process was killed
+                for chunk in taken:
+                    self._work_in_child(chunk, queue)
+
+        with closing(queue), forked_workers(workers - 1, work):
+            while taken := queue.take():
+                for chunk in taken:
+                    self.put(chunk, self.work(chunk))
+        self._check({chunk[0]: chunk for chunk in chunks})
+
+    def _work_in_child(self, chunk: Chunk, queue: WorkQueue) -> None:
+        try:
+            self.put(chunk, self.work(chunk))
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}".encode()[: len(self.error_text)]
+            self.error_text[: len(text)] = text
+            self.status[chunk[0]] = _FAILED
+            queue.cancel()
+            raise
+
+    def _check(self, chunks: dict[int, Chunk]) -> None:
+        """Raise the error of a chunk that failed or is missing; `chunks` maps first positions to chunks."""
+        failed, missing = ((self.status == status).nonzero().flatten().tolist() for status in (_FAILED, _OPEN))
+        if failed:
+            client = self.clients[failed[0]]
+            # Client functions are pure, so the error occurs again here, with a traceback that can be debugged.
+            self.put(chunks[failed[0]], self.work(chunks[failed[0]]))
+            text = self.error_text[:].rstrip(b"\0").decode(errors="replace").splitlines()[0].rstrip(".")
+            raise WorkerLostError(
+                f"Client {client} failed in a worker process but not when run again ({text}), because memory was low "
+                "or its training is not deterministic; use engine='sequential' to find out."
+            )
+        if missing:
+            client = self.clients[missing[0]]
+            raise WorkerLostError(
+                f"A worker process was killed while it trained client {client}, probably for lack of memory; use fewer "
+                "clients per round or engine='sequential'."
+            )

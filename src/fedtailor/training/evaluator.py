@@ -1,0 +1,82 @@
+"""Evaluate personal models on the samples of their clients."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite, isnan
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.batch import SharedContext
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Method
+from fedtailor.core.trees import Tree, take
+from fedtailor.runs.records import Values
+from fedtailor.training.engines import Engine, EngineChoice
+from fedtailor.training.sample_index import SampleIndex
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluator:
+    """Computes the loss and metrics of personal models on the samples of their clients."""
+
+    method: Method
+    shared: SharedContext  # with the model in evaluation mode
+    engine_choice: EngineChoice
+    _engines: dict[SampleIndex, Engine] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def __call__(
+        self, clients: Sequence[int], personal: Tree, samples: SampleIndex, only: str | None = None
+    ) -> dict[str, Values]:
+        """Return metric -> client -> value for stacked personal models: the loss and all metrics, or `only` one.
+
+        Clients without samples are omitted. A client for which a metric is undefined (NaN), such as the AUC with one
+        class, is omitted from that metric. If its loss is not finite either, its model diverged: the NaN is kept, and
+        the mean becomes NaN too.
+        """
+        model = self.shared.model
+        results: dict[str, Values] = {name: {} for name in ("loss", *model.metrics) if only in (None, name)}
+        positions = [position for position, client in enumerate(clients) if samples.sizes[client]]
+        if not positions:
+            return results
+        clients, personal = [clients[position] for position in positions], take(personal, torch.tensor(positions))
+        outputs = self._outputs(clients, personal, samples)
+        cpu_outputs = outputs.cpu()  # one transfer, because metrics read many single values
+        for position, client in enumerate(clients):
+            targets = self.shared.y[samples[client]]
+            loss = float(model.loss(outputs[position, : len(targets)], targets).double().mean())
+            client_outputs, targets = cpu_outputs[position, : len(targets)], targets.cpu()
+            for name, values in results.items():
+                value = loss if name == "loss" else float(model.metrics[name].function(client_outputs, targets))
+                if not (isnan(value) and isfinite(loss)):
+                    values[client] = value
+        return results
+
+    def _outputs(self, clients: Sequence[int], personal: Tree, samples: SampleIndex) -> Tensor:
+        """Return the models' outputs for their clients' samples: [clients, largest number of samples, ...]."""
+        width = int(samples.sizes[clients].max())
+
+        def predict(ctx: ClientContext, model: Tree) -> Tree:
+            return {"outputs": ctx.map_samples(lambda x: self.method.logits(ctx.model, model, x), width)}
+
+        if samples not in self._engines:
+            self._engines[samples] = self.engine_choice.build(self.shared, samples)
+        outputs: Tensor = self._engines[samples].apply(predict, 0, clients, personal)["outputs"]
+        return outputs
+
+
+def scores(
+    evaluator: Evaluator,
+    clients: Sequence[int],
+    personal: Tree,
+    moment: str,
+    test: SampleIndex,
+    validation: SampleIndex,
+) -> dict[str, Values]:
+    """Return the values of these clients' models at a moment, by their names in the record."""
+    results = {f"{name}_{moment}": values for name, values in evaluator(clients, personal, test).items()}
+    if validation.sizes[list(clients)].any():
+        score = evaluator.shared.model.score
+        results[f"validation_{moment}"] = evaluator(clients, personal, validation, only=score)[score]
+    return results

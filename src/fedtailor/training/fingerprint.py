@@ -1,0 +1,66 @@
+"""Hashes of method, model, and data, by which a resumed run checks that it continues with the same ones."""
+
+import json
+from functools import partial
+from hashlib import sha256
+from numbers import Real
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.method import Method
+from fedtailor.core.model import Model
+from fedtailor.data.federation import Federation
+
+
+def fingerprint(method: dict[str, Any], kind: type[Method], model: Model, fed: Federation) -> dict[str, str]:
+    """Return a short hash each of method, model, and data.
+
+    The method's hash covers its class and fields, the model's its layers (the weights are in the run folder), and the
+    data's all samples and their clients. Code is not covered, so a bug in a user's method may be fixed before resuming.
+    """
+    is_custom = not kind.__module__.startswith("fedtailor.")
+    state = model.module.state_dict()
+    layers = {name: [list(value.shape), str(value.dtype)] for name, value in state.items()}
+    constants = [buffer for name, buffer in model.module.named_buffers() if name not in state]  # in no state_dict
+    parts = [fed.x] if isinstance(fed.x, Tensor) else [part for _, part in sorted(fed.x.items())]
+    preprocessing = [fed.mean, fed.std, fed.classes]
+    return {
+        "method": _hash([is_custom, kind.__qualname__, method]),
+        "model": _hash([repr(model.module), model.head, sorted(layers.items()), _hash_tensors(constants)]),
+        "data": _hash([fed.names, preprocessing, *(_hash_tensors(t) for t in ([*parts, fed.y], fed.train, fed.test))]),
+    }
+
+
+def _hash(value: Any) -> str:
+    return sha256(json.dumps(_plain(value), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Return a JSON value that is the same in other processes and after reading from a file, where 1 may be 1.0."""
+    if isinstance(value, (dict, MappingProxyType)):
+        return {str(name): _plain(part) for name, part in value.items() if part is not None}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((_plain(part) for part in value), key=str)
+    if isinstance(value, partial):
+        return _plain([value.func, value.args, value.keywords])
+    if isinstance(value, Tensor):
+        return _hash_tensors([value.detach().cpu()])
+    if isinstance(value, (str, bool)) or value is None:
+        return value
+    if isinstance(value, Real):
+        return float(value)
+    text = getattr(value, "__qualname__", None) or str(value)
+    return type(value).__qualname__ if " at 0x" in text else text
+
+
+def _hash_tensors(tensors: Any) -> str:
+    digest = sha256()
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

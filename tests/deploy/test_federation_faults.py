@@ -1,0 +1,327 @@
+"""Federations of real processes in which clients, the server, and the network fail."""
+
+import shutil
+import signal
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from conftest import error_message, same
+from fedtailor.core.trees import Tree
+from fedtailor.deploy.keys import make_keys
+from fedtailor.deploy.selftest import read_personal_model, run_selftest
+from fedtailor.deploy.server import superlink
+from fedtailor.experiments.deployment import write_deployment
+from fedtailor.runs.run import MOMENTS
+from fedtailor.runs.serialization import unpack
+from support.federation_processes import (
+    TIMEOUT,
+    DeployCommand,
+    Federation,
+    federation,
+    node_id_of,
+    peak_memory,
+    redirect_bundle,
+    schedule_of,
+    wait_until,
+)
+from support.flaky_proxy import flaky_proxy
+from support.flower_in_process import InProcessFederation, federate
+
+pytestmark = pytest.mark.slow
+NAMES = ("ann", "bob", "cleo")
+ALL = [0, 1, 2]
+
+
+def test_trial_succeeds_and_leaves_no_processes(tmp_path: Path) -> None:
+    args = ["trial", "--clients", "3", "--folder", str(tmp_path / "trial")]
+    command = DeployCommand(args, tmp_path / "trial.log", {})
+    assert command.process.wait(TIMEOUT) == 0, command.output()
+    output = command.output()
+    assert "FedAPA on digits, 3 clients, 3 rounds" in output and output.count(" equal ") == 3
+    assert "All personal models are bit-identical to the simulation's." in output
+    assert command.processes() == []
+
+
+def test_trial_that_fails_gives_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr("fedtailor.deploy.selftest._free_port", lambda: taken.getsockname()[1])
+        message = error_message(lambda: run_selftest(3, 1, "fedapa", tmp_path / "trial", print))
+    assert "The server did not start" in message and "cannot be used: Address already in use" in message
+
+
+@pytest.mark.parametrize("method", ["fedapm", "fedlag", "selffl", "fedproto", "pfedhn"])
+def test_real_processes_give_same_models_as_simulation(method: str, tmp_path: Path) -> None:
+    clients = run_selftest(clients=3, rounds=2, method=method, folder=tmp_path, say=print).clients
+    assert [client.equal for client in clients] == [True] * 3
+    assert [c.deployed_score for c in clients] == pytest.approx([c.simulated_score for c in clients])
+
+
+def start(deployed: Federation, *names: str, port: int | None = None) -> None:
+    """Start the server, its clients, and the run."""
+    deployed.start_server()
+    for name in names:
+        deployed.start_client(name, None if port is None else redirect_bundle(deployed.bundle(name), port))
+    deployed.run_command("start")
+
+
+def test_clients_that_miss_a_round_continue_from_state_before(tmp_path: Path) -> None:
+    with federation(tmp_path, NAMES, rounds=9, min_clients=2, deadline=60.0) as deployed:
+        start(deployed, *NAMES)
+
+        lost_power = deployed.block("cleo", after=1)
+        deployed.commands["cleo"].kill()
+        assert deployed.commands["cleo"].processes() == []
+        deployed.unblock("cleo")
+        cleo = deployed.start_client("cleo")
+
+        lost_flower = deployed.block("bob", after=lost_power)  # cleo is back
+        bob = deployed.commands["bob"]
+        bob.send(signal.SIGKILL, "flower-supernode")
+        wait_until(lambda: not bob.processes("flwr-clientapp"), "the workers end with the SuperNode")
+        deployed.unblock("bob")
+
+        slow = deployed.block("ann", after=lost_flower)  # bob is back
+        deployed.wait_for_round(slow)
+        deployed.unblock("ann")  # its reply is late
+
+        run = deployed.wait_for_end()
+        schedule, missed = schedule_of(run), [line["missed"] for line in run.records]
+        assert schedule[lost_power - 1] == [0, 1] and missed[lost_power - 1].keys() == {2}
+        assert schedule[lost_flower - 1] == [0, 2] and missed[lost_flower - 1].keys() == {1}
+        assert schedule[slow - 1] == [1, 2] and missed[slow - 1] == {0: "late"}
+        assert schedule[-1] == ALL and not any(line["failed"] for line in run.records)
+        # in the simulation, clients that missed a round are not selected for it
+        deployed.check_same_models(run)
+        assert bob.process.poll() is None and cleo.process.poll() is None
+        deployed.stop()
+
+
+def test_server_failures_and_network_outage_do_not_change_models(tmp_path: Path) -> None:
+    with federation(tmp_path, NAMES, rounds=4, deadline=90.0, retry=6) as deployed, flaky_proxy(deployed) as proxy:
+        start(deployed, *NAMES, port=proxy.port)
+
+        deployed.block("ann", after=1)
+        deployed.commands["server"].kill()
+        assert deployed.commands["server"].processes() == []
+        deployed.unblock("ann")
+        deployed.start_server()
+        deployed.resume()
+
+        deployed.block("bob", after=2)
+        deployed.commands["server"].send(signal.SIGKILL, "flwr-serverapp")
+        deployed.unblock("bob")
+        deployed.resume()
+
+        deployed.block("cleo", after=3)
+        proxy.disconnect()
+        deployed.unblock("cleo")
+        # longer than Flower's timeout of one minute
+        wait_until(
+            lambda: set(superlink.client_states(deployed.operator).values()) == {"offline"}, "clients are offline"
+        )
+        proxy.reconnect()
+
+        run = deployed.wait_for_end()
+        assert schedule_of(run) == [ALL] * 4 and [line["round"] for line in run.records] == [1, 2, 3, 4]
+        deployed.check_same_models(run)
+        for name in NAMES:
+            command = deployed.commands[name]
+            assert command.process.poll() is None and "Lost the connection" in command.output()
+        deployed.stop()
+
+
+def misbehave() -> None:
+    """Make a client malicious: what it sends depends on the round. Each of its processes calls this first."""
+    import os
+    import sys
+
+    command_line = " ".join(sys.orig_argv)
+    if "flwr-clientapp" in command_line:
+        import torch
+        from flwr.app import Array, ArrayRecord, RecordDict
+
+        from fedtailor.deploy.client import client_app
+        from fedtailor.deploy.messages import to_record as original
+
+        def raw(fields: dict[str, Any], data: bytes) -> RecordDict:
+            array = Array("uint8", (len(data),), "fedtailor.safetensors", data)
+            return RecordDict({**original(fields), "tree": ArrayRecord({"tree": array})})
+
+        def tamper(fields: dict[str, Any], tree: Any = None) -> RecordDict:
+            number = fields.get("round", 0) if tree is not None else 0
+            if number == 2:
+                tree["params"]["fc1.bias"][0] = float("nan")
+            if number == 3:
+                tree["params"]["fc1.bias"] = torch.zeros(63)
+            if number == 4:
+                tree["head"] = torch.zeros(2)
+            if number == 5:
+                fields = fields | {"name": "ann"}
+            if number == 6:
+                fields = fields | {"round": 5}
+            if number == 7:
+                return raw(fields, os.urandom(25_000))
+            if number in (9, 10):  # one chunk listed 200 times; different chunks
+                return raw(fields, bytes(2**30) if number == 9 else os.urandom(2**30))
+            return original(fields, tree)
+
+        client_app.to_record = tamper  # type: ignore[attr-defined, assignment]
+    elif "flower-supernode" in command_line:
+        from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+        from flwr.supernode.fleet_http_client import FleetHttpClient
+
+        push = FleetHttpClient.PushMessages
+
+        def forge(self: FleetHttpClient, request: PushMessagesRequest) -> PushMessagesResponse:
+            if request.messages_list[0].metadata.group_id == "10":
+                forged = PushMessagesRequest.FromString(request.SerializeToString())
+                forged.messages_list[0].metadata.src_node_id = int(os.environ["VICTIM"])
+                try:
+                    push(self, forged)
+                except Exception as error:
+                    print("FORGED:", error, flush=True)
+            return push(self, request)
+
+        FleetHttpClient.PushMessages = forge  # type: ignore[method-assign]
+
+
+REJECTIONS = {
+    2: "its upload 'params/fc1.bias' has NaN or infinity",
+    3: "its upload 'params/fc1.bias' is float32 (63,), expected float32 (64,)",
+    4: "its upload 'head' is float32 (2,), expected missing",
+    5: "another client's name",
+    6: "another round",
+    7: "contains no tensors",
+}
+
+
+def test_malicious_client_is_rejected_and_does_not_affect_others(tmp_path: Path) -> None:
+    with federation(tmp_path, NAMES, rounds=10, min_clients=2, deadline=90.0) as deployed:
+        server = deployed.start_server()
+        deployed.start_client("ann")
+        deployed.start_client("bob")
+        cleo = deployed.start_client("cleo", setup=misbehave, VICTIM=str(node_id_of(deployed, "ann")))
+        deployed.run_command("start")
+
+        deployed.wait_for_round(1)
+        stranger = start_unknown_client(deployed)
+        wait_until(lambda: "does not know this client's key" in stranger.output(), "the unknown client is rejected")
+        stranger.stop()
+
+        deployed.wait_for_round(9)
+        assert stays_below_one_gigabyte(server)
+        run = deployed.wait_for_end()
+        assert stays_below_one_gigabyte(server)
+        schedule, failed, missed = (
+            schedule_of(run),
+            *([line[field] for line in run.records] for field in ("failed", "missed")),
+        )
+        assert schedule == [ALL, *[[0, 1]] * 6, ALL, [0, 1], [0, 1]]
+        for number, text in REJECTIONS.items():
+            assert failed[number - 1].keys() == {2} and text in failed[number - 1][2]
+        assert missed[8:] == [{2: "its reply is larger than expected"}, {2: "late"}]
+        proxy_log = (deployed.operator / "log" / "proxy.log").read_text()
+        assert "'cleo' replies in another client's name" in proxy_log and "FORGED: " in log_of(deployed, "cleo")
+        assert "'cleo' sends more than" in proxy_log
+        assert sum(path.stat().st_size for path in deployed.operator.glob("superlink.db*")) < 2**28
+        deployed.check_same_models(run, clients=[0, 1])
+        assert cleo.process.poll() is None
+        deployed.stop()
+
+
+def stays_below_one_gigabyte(server: DeployCommand) -> bool:
+    """Return whether no process of the server ever used as much memory as the reply that was too large.
+
+    Imports use a third of it, and Flower copies the sixteenth of the reply that it received a few times.
+    """
+    return max(map(peak_memory, server.processes())) < 2**30
+
+
+def log_of(deployed: Federation, name: str) -> str:
+    """Return the output of a client's SuperNode."""
+    return (deployed.client_folder(name) / "log" / "supernode.log").read_text()
+
+
+def start_unknown_client(deployed: Federation) -> DeployCommand:
+    """Start a client with a valid bundle except that its key is not enrolled."""
+    elsewhere = deployed.folder / "elsewhere"
+    shutil.copytree(
+        deployed.operator, elsewhere, ignore=shutil.ignore_patterns("home", "log", "run", "superlink*", ".*")
+    )
+    make_keys(elsewhere, ["stranger"])
+    shutil.copy(deployed.folder / "ann.npz", deployed.folder / "stranger.npz")
+    return deployed.start_client("stranger", elsewhere / "bundles" / "stranger.tar")
+
+
+def test_client_joins_late_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {"rounds": 9, "min_clients": 2}
+    with federation(tmp_path / "deployed", ("ann", "bob"), spare=1, deadline=60.0, **settings) as deployed:
+        start(deployed, "ann", "bob")
+        server = deployed.commands["server"]
+
+        deployed.block("ann", after=0, selected=2)
+        deployed.run_command("stop")
+        write_deployment(deployed.operator, replace(deployed.deployment, retry=5))
+        deployed.unblock("ann")
+        deployed.resume()
+
+        deployed.block("ann", after=0, selected=2)
+        deployed.run_command("keys", "--clients", "newcomer-0")
+        late = deployed.start_client("newcomer-0")
+        deployed.unblock("ann")
+        joined = deployed.block("newcomer-0", after=1)
+        deployed.unblock("newcomer-0")
+        deployed.wait_for_round(joined)
+        deployed.run_command("leave", "newcomer-0")
+        wait_until(lambda: "does not know this client's key" in late.output(), "the client that left is rejected")
+
+        run = deployed.wait_for_end()
+        schedule = schedule_of(run)
+        assert schedule[0] == schedule[-1] == [0, 1] and schedule[joined - 1] == ALL
+        assert server.process.poll() is None and deployed.commands["server"] is server
+        assert superlink.client_states(deployed.operator)["newcomer-0"] == "left"
+        check_same_as_in_process(deployed, schedule, tmp_path / "one", monkeypatch)
+        deployed.stop()
+
+
+def check_same_as_in_process(
+    deployed: Federation, schedule: list[list[int]], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compare with a federation in one process, because clients cannot join a simulation late."""
+    settings = {"method": "fedapa", "network": "mlp", "batch_size": 16, "evaluate_every": 1000, "min_clients": 2}
+    in_process = federate(folder, deployed.fed, {**settings, "rounds": len(schedule)}, monkeypatch)
+    set_online(in_process, deployed.names, schedule[0])
+
+    def follow(name: str, message: Message, reply: Message) -> Message:
+        number = int(message.metadata.group_id or 0)
+        if message.metadata.message_type == "train" and number < len(schedule):
+            set_online(in_process, deployed.names, schedule[number])
+        return reply
+
+    in_process.grid.tamper = follow
+    in_process.run()
+    for name in deployed.names[:2]:
+        for moment in MOMENTS:
+            folders = deployed.client_folder(name), in_process.client_folders[name]
+            model, expected = (read_personal_model(folder, moment) for folder in folders)
+            assert model and same(model, expected), (name, moment)
+    last = max(number for number, clients in enumerate(schedule, start=1) if 2 in clients)
+    assert same(
+        state_of(deployed.client_folder(deployed.names[2]), last),
+        state_of(in_process.client_folders[deployed.names[2]], last),
+    )
+
+
+def state_of(folder: Path, number: int) -> Tree:
+    """Return the client state and the trained model that a client saved after a round."""
+    (path,) = (folder / "runs").glob(f"*/states/{number:06d}.safetensors")
+    return unpack(path.read_bytes())
+
+
+def set_online(in_process: InProcessFederation, names: tuple[str, ...], online: list[int]) -> None:
+    in_process.grid.offline = {name for client, name in enumerate(names) if client not in online}

@@ -1,0 +1,630 @@
+"""Federations in one process: Flower's messages and apps, and a grid that delivers messages immediately."""
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+import fedtailor as ft
+from conftest import METHOD_PARAMS, error_message, same, tiny_federation
+from fedtailor.core.trees import Rows, Tree
+from fedtailor.deploy.client.client_folder import ClientFolder
+from fedtailor.deploy.client.worker import RoundRequest, Worker
+from fedtailor.deploy.dummy_client import preview_payload
+from fedtailor.deploy.messages import from_record, to_record
+from fedtailor.deploy.selftest import read_personal_model
+from fedtailor.deploy.server.flower_server import FlowerServer
+from fedtailor.deploy.server.operator_folder import enrolled_clients, mark_as_left, read_status
+from fedtailor.experiments.deployment import Deployment, make_deployment, read_deployment
+from fedtailor.runs.reader import load_run
+from fedtailor.runs.run import MOMENTS, Run
+from fedtailor.runs.serialization import pack, unpack
+from support.flower_in_process import InProcessFederation, Tamper, enroll_in_process, federate
+
+SETTINGS = {"network": "mlp", "rounds": 3, "batch_size": 4, "dtype": "float64", "evaluate_every": 3}
+NAMES = ("ann", "bob", "cleo")
+
+
+def clients(count: int = 3) -> ft.Federation:
+    fed = tiny_federation((9, 4, 7, 5)[:count])
+    return replace(fed, names=("ann", "bob", "cleo", "dan")[:count])
+
+
+def simulated(deployment: Deployment, fed: ft.Federation, schedule: Sequence[Sequence[int]] | None = None) -> Run:
+    rounds = None if schedule else deployment.rounds
+    return ft.simulate(
+        deployment.method, deployment.model(), fed, rounds=rounds, batch_size=deployment.batch_size,
+        dtype=torch.float64, engine="sequential", seed=deployment.seed, schedule=schedule,
+        validation=deployment.validation, channel=deployment.channel, evaluate_every=deployment.evaluate_every,
+    )  # fmt: skip
+
+
+def check_same_models(federation: InProcessFederation, run: Run) -> None:
+    """Check that the models in the clients' folders are bit-identical to the simulation's."""
+    for client, folder in enumerate(federation.client_folders.values()):
+        for moment in MOMENTS:
+            deployed, expected = read_personal_model(folder, moment), run.personal(client, moment)
+            assert deployed.keys() == expected.keys() and deployed
+            assert all(torch.equal(deployed[name], expected[name]) for name in deployed), (folder.name, moment)
+
+
+@pytest.fixture
+def create(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., InProcessFederation]:
+    def build(fed: ft.Federation | None = None, **settings: Any) -> InProcessFederation:
+        return federate(tmp_path, fed or clients(), SETTINGS | settings, monkeypatch)
+
+    return build
+
+
+@pytest.mark.parametrize("name", METHOD_PARAMS)
+def test_run_of_each_method_gives_same_models_as_simulation(
+    name: str, create: Callable[..., InProcessFederation]
+) -> None:
+    federation = create(method=name, rounds=2)
+    federation.run()
+    deployment = read_deployment(federation.folder)
+    run = simulated(deployment, clients())
+    check_same_models(federation, run)
+    record = load_run(federation.folder / "run")
+    for moment in MOMENTS:
+        assert record.scores(moment) == pytest.approx(run.scores(moment))
+    assert [line["bytes_up"] for line in record.records] == [line["bytes_up"] for line in run.records]
+    assert [line["bytes_down"] for line in record.records] == [line["bytes_down"] for line in run.records]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": {"name": "fedapa", "variant": "code"}},  # clients train one after another
+        {"method": "fedavg", "validation": 0.3},
+        {"method": "fedavg", "channel": {"quantize": "int8", "top": 0.2}},
+        {"method": "fedavg", "channel": {"top": 0.01}},
+        {"method": "fedrep", "channel": {"quantize": "float16"}},
+    ],
+    ids=["one by one", "validation", "int8", "top", "float16"],
+)
+def test_run_with_other_settings_gives_same_models_as_simulation(
+    settings: dict[str, Any], create: Callable[..., InProcessFederation]
+) -> None:
+    federation = create(**settings)
+    federation.run()
+    run = simulated(read_deployment(federation.folder), clients())
+    check_same_models(federation, run)
+    assert load_run(federation.folder / "run").summary() == run.summary()
+
+
+def spoil(change: Callable[[dict[str, Any], Tree], Any]) -> Callable[[str, Message, Message], Message]:
+    """Return a tamper function that changes the reply of bob in round 2."""
+
+    def tamper(name: str, message: Message, reply: Message) -> Message:
+        if name != "bob" or message.metadata.message_type != "train" or message.metadata.group_id != "2":
+            return reply
+        fields, tree = from_record(reply.content, 10**9)
+        changed = change(fields, tree)
+        content = changed if isinstance(changed, RecordDict) else to_record(*(changed or (fields, tree)))
+        return Message(content, reply_to=message)
+
+    return tamper
+
+
+def set_first(value: float) -> Callable[[dict[str, Any], Tree], Any]:
+    def change(fields: dict[str, Any], tree: Tree) -> None:
+        next(iter(tree["params"].values())).view(-1)[0] = value
+
+    return change
+
+
+def drop(tree: Tree) -> None:
+    del tree["params"]["fc1.bias"]
+
+
+NO_FORMAT = "does not have FedTailor's format"
+INVALID_REPLIES: dict[str, tuple[Callable[[dict[str, Any], Tree], Any], str]] = {
+    "NaN": (set_first(float("nan")), "has NaN or infinity"),
+    "infinity": (set_first(float("inf")), "has NaN or infinity"),
+    "shape": (lambda fields, tree: tree["params"].update({"fc1.bias": torch.zeros(3).double()}), "expected float64"),
+    "dtype": (lambda fields, tree: tree["params"].update({"fc1.bias": torch.zeros(64)}), "expected float64"),
+    "extra name": (lambda fields, tree: tree.update(extra=torch.zeros(2)), "'extra' is float32 (2,), expected missing"),
+    "missing name": (lambda fields, tree: drop(tree), "'params/fc1.bias' is missing"),
+    "too large": (lambda fields, tree: tree.update(extra=torch.zeros(10**6)), "at most"),
+    "another's name": (lambda fields, tree: fields.update(name="ann"), "another client's name"),
+    "another round": (lambda fields, tree: fields.update(round=1), "another round"),
+    "another run": (lambda fields, tree: fields.update(run="x"), "another round"),
+    "no fields": (lambda fields, tree: RecordDict(), NO_FORMAT),
+    "no list": (lambda fields, tree: RecordDict({"fields": ConfigRecord({"fields": "[1]"})}), NO_FORMAT),
+    "no tree": (lambda fields, tree: to_record(fields), "is missing"),
+    "garbage": (
+        lambda fields, tree: RecordDict(
+            {**to_record(fields), "tree": ArrayRecord({"tree": Array("uint8", (3,), "numpy.ndarray", b"abc")})}
+        ),
+        "contains no tensors",
+    ),
+    "control codes in a name": (lambda fields, tree: tree.update({"\x1b[2J": torch.zeros(2)}), "not printable"),
+    "a long name": (lambda fields, tree: tree.update({"a" * 5000: torch.zeros(2)}), "too long"),
+    "control codes": (lambda fields, tree: ({"name": "bob", "error": "\x1b[2J"}, None), NO_FORMAT),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", INVALID_REPLIES)
+def test_invalid_reply_is_rejected_with_reason_and_does_not_affect_others(
+    kind: str, create: Callable[..., InProcessFederation]
+) -> None:
+    change, text = INVALID_REPLIES[kind]
+    federation = create(method="fedapa", min_clients=2)
+    federation.grid.tamper = spoil(change)
+    federation.run()
+    lines = load_run(federation.folder / "run").records
+    assert text in lines[1]["failed"][1] and "\x1b" not in lines[1]["failed"][1]
+    assert [line["clients"] for line in lines] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    # bob continues from the state before the round that did not count
+    check_same_models(
+        federation, simulated(read_deployment(federation.folder), clients(), [[0, 1, 2], [0, 2], [0, 1, 2]])
+    )
+
+
+@pytest.mark.parametrize("part", ["mask", "at"])
+def test_upload_with_invalid_code_is_rejected(part: str, create: Callable[..., InProcessFederation]) -> None:
+    def change(fields: dict[str, Any], tree: Tree) -> None:
+        coded = tree["params"]["fc1.weight"]
+        if part == "mask":
+            coded["coded.mask"][:] = True
+        else:
+            coded["coded.at"][:] = 2**15
+
+    federation = create(method="fedavg", min_clients=2, channel={"top": 0.2 if part == "mask" else 0.005})
+    federation.grid.tamper = spoil(change)
+    federation.run()
+    assert "cannot be decoded" in load_run(federation.folder / "run").records[1]["failed"][1]
+
+
+def test_client_without_reply_is_late_and_continues_from_state_before(
+    create: Callable[..., InProcessFederation],
+) -> None:
+    """Also if it is late several times: a state that counts is never replaced by states that do not."""
+
+    def lose(name: str, message: Message, reply: Message) -> Message | None:
+        lost = name == "bob" and message.metadata.message_type == "train" and message.metadata.group_id in "234"
+        return None if lost else reply
+
+    federation = create(method="fedper", min_clients=2, rounds=5)
+    federation.grid.tamper = lose
+    federation.run()
+    lines = load_run(federation.folder / "run").records
+    assert lines[1]["missed"] == {1: "late"} and lines[1]["failed"] == {}
+    schedule = [[0, 1, 2], [0, 2], [0, 2], [0, 2], [0, 1, 2]]
+    check_same_models(federation, simulated(read_deployment(federation.folder), clients(), schedule))
+
+
+def test_run_with_too_few_clients_retries_stops_and_can_be_resumed(create: Callable[..., InProcessFederation]) -> None:
+    selected: list[str] = []
+
+    def lose(name: str, message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type == "train" and message.metadata.group_id == "2":
+            selected.append(name)
+            return None if name == "bob" and len(selected) <= 9 else reply
+        return reply
+
+    federation = create(method="fedapa", retry=2)
+    federation.grid.tamper = lose
+    assert "2 of 3 clients delivered (bob: late)" in run_error(federation)
+    assert selected == [*NAMES] * 3
+    status = read_status(federation.folder)
+    assert status["state"] == "stopped" and status["round"] == 1 and "bob: late" in status["reason"]
+    federation.run()
+    check_same_models(federation, simulated(read_deployment(federation.folder), clients()))
+    assert read_status(federation.folder)["state"] == "finished"
+
+
+def run_error(federation: InProcessFederation) -> str:
+    return error_message(federation.run)
+
+
+class Killed(BaseException):
+    """Simulates that the process is killed."""
+
+
+def run_until_killed(federation: InProcessFederation, kill: Tamper) -> None:
+    """Run until `kill`, which is called with each message, raises; then remove it."""
+    federation.grid.tamper = kill
+    with pytest.raises(Killed):
+        federation.run()
+    federation.grid.tamper = lambda name, message, reply: reply
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize("place", range(3))
+def test_resume_after_kill_gives_same_models(kind: str, place: int, create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedapa", evaluate_every=1)
+    seen: list[str] = []
+
+    def kill(name: str, message: Message, reply: Message) -> Message:
+        seen.append(message.metadata.message_type)
+        if seen.count(kind) == 4 + place and message.metadata.message_type == kind:  # in round 2
+            raise Killed
+        return reply
+
+    run_until_killed(federation, kill)
+    federation.run()
+    run = simulated(read_deployment(federation.folder), clients())
+    check_same_models(federation, run)
+    assert [line["round"] for line in load_run(federation.folder / "run").records] == [1, 2, 3]
+    assert load_run(federation.folder / "run").summary() == run.summary()
+
+
+def test_client_that_joins_late_takes_part(create: Callable[..., InProcessFederation]) -> None:
+    fed = clients(4)
+    federation = create(clients(3), method="fedapa", min_clients=2, rounds=4)
+    received: list[Tree] = []
+
+    def add_client(name: str, message: Message, reply: Message) -> Message:
+        kind, group = message.metadata.message_type, message.metadata.group_id
+        if (kind, group, name) == ("train", "2", "cleo"):
+            federation.client_folders |= enroll_in_process(federation.folder, fed, ["dan"])
+            node_id = enrolled_clients(federation.folder)["dan"].node_id
+            assert node_id is not None
+            federation.grid.folders = {**federation.grid.folders, node_id: federation.client_folders["dan"]}
+        if (kind, group, name) == ("train", "3", "dan"):
+            received.append(from_record(message.content, 10**9)[1])
+        return reply
+
+    federation.grid.tamper = add_client
+    federation.run()
+    run = load_run(federation.folder / "run")
+    assert [line["clients"] for line in run.records] == [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3]]
+    assert [client["name"] for client in run.info["clients"]] == ["ann", "bob", "cleo", "dan"]
+    # with FedAPA, a newcomer starts from the mean of the bodies that the others have sent
+    two = simulated(replace(read_deployment(federation.folder), rounds=2), clients(3))
+    mean = {name: leaf.mean(0) for name, leaf in two.server["params"].items()}
+    assert received and all(torch.allclose(received[0]["params"][name], mean[name]) for name in mean)
+    assert run.scores("trained").keys() == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("name", ["fedadmm", "fedapm"])
+def test_newcomer_whose_first_round_does_not_count_keeps_its_initial_state(
+    name: str, create: Callable[..., InProcessFederation]
+) -> None:
+    """The first message initializes its copy of the shared variable, and the server relies on that."""
+    federation = create(method=name, min_clients=2, rounds=4)
+    federation.grid.offline = {"cleo"}
+    states: list[bytes] = []
+
+    def connect(who: str, message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type != "train":
+            return reply
+        federation.grid.offline = set()
+        if who == "cleo":
+            (path,) = (federation.client_folders["cleo"] / "runs").glob("*/states/000000.safetensors")
+            states.append(path.read_bytes())
+        return None if who == "cleo" and message.metadata.group_id == "2" else reply
+
+    federation.grid.tamper = connect
+    federation.run()
+    lines = load_run(federation.folder / "run").records
+    assert [line["clients"] for line in lines] == [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2]]
+    assert len(states) == 3 and len(set(states)) == 1
+
+
+def test_resume_after_kill_keeps_clients_that_joined_late(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedapa", min_clients=2, rounds=4)
+    federation.grid.offline = {"cleo"}
+    rounds: list[str] = []
+
+    def connect(name: str, message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            rounds.append(message.metadata.group_id)
+        if rounds == ["1"]:
+            federation.grid.offline = set()
+        if rounds[-1:] == ["3"] and rounds.count("3") == 2:
+            raise Killed
+        return reply
+
+    run_until_killed(federation, connect)
+    federation.run()
+    run = load_run(federation.folder / "run")
+    assert [line["clients"] for line in run.records] == [[0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
+    assert run.info["clients"][2]["name"] == "cleo"
+
+
+def test_client_that_left_is_not_selected(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedapa")
+
+    def leave(name: str, message: Message, reply: Message) -> Message:
+        if (message.metadata.group_id, name) == ("1", "cleo"):
+            mark_as_left(federation.folder, "bob")
+        return reply
+
+    federation.grid.tamper = leave
+    federation.run()
+    assert [line["clients"] for line in load_run(federation.folder / "run").records] == [[0, 1, 2], [0, 2], [0, 2]]
+
+
+def test_client_with_other_settings_in_its_bundle_cannot_join(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedapa", min_clients=2)
+    bundle = federation.client_folders["bob"] / "bundle" / "deployment.toml"
+    bundle.write_text(bundle.read_text().replace("batch_size = 4", "batch_size = 8"))
+    federation.run()
+    assert "other training settings" in read_status(federation.folder)["rejected"]["bob"]
+    assert load_run(federation.folder / "run").records[0]["clients"] == [0, 1]  # ann and cleo
+
+
+def test_rejected_client_is_not_queried_in_every_round(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedapa", min_clients=2)
+    (federation.client_folders["bob"] / "data.npz").unlink()
+    federation.run()
+    messages = [message.metadata for message in federation.grid.messages]
+    queries = [m for m in messages if m.message_type == "query" and not m.reply_to_message_id]
+    # all three, then the remaining two because their indices changed; bob is not queried again before each round
+    assert len(queries) == 5
+    assert "There is no file" in read_status(federation.folder)["rejected"]["bob"]
+
+
+def test_last_evaluation_waits_for_offline_client(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedapa", min_clients=2, retry=1)
+    node_ids, polls = federation.grid.get_node_ids, iter(range(20))
+
+    def reboot(name: str, message: Message, reply: Message) -> Message:
+        if (message.metadata.message_type, message.metadata.group_id, name) == ("train", "3", "cleo"):
+            federation.grid.offline = {"bob"}
+            # it is online again after twenty polls
+            federation.grid.get_node_ids = lambda: node_ids() if next(polls, None) is not None else come_back()  # type: ignore[method-assign]
+        return reply
+
+    def come_back() -> list[int]:
+        federation.grid.offline = set()
+        return node_ids()
+
+    federation.grid.tamper = reboot
+    federation.run()
+    check_same_models(federation, simulated(read_deployment(federation.folder), clients()))
+    assert load_run(federation.folder / "run").scores("trained").keys() == {0, 1, 2}
+
+
+def test_client_offline_during_last_evaluation_has_trained_model(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedapa", min_clients=2)
+
+    def lose(name: str, message: Message, reply: Message) -> Message:
+        if (message.metadata.message_type, message.metadata.group_id, name) == ("train", "3", "cleo"):
+            federation.grid.offline = {"bob"}
+        return reply
+
+    federation.grid.tamper = lose
+    federation.run()
+    expected = simulated(read_deployment(federation.folder), clients()).personal(1, "trained")
+    assert same(read_personal_model(federation.client_folders["bob"], "trained"), expected)
+
+
+def test_resume_with_changed_training_settings_is_rejected(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedapa")
+
+    def kill(name: str, message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "2":
+            raise Killed
+        return reply
+
+    run_until_killed(federation, kill)
+    path = federation.folder / "deployment.toml"
+    before = path.read_text()
+    path.write_text(before.replace("batch_size = 4", "batch_size = 8"))
+    assert "has changed since this run started" in run_error(federation)
+    path.write_text(before.replace("retry = 0", "retry = 2"))  # does not affect clients
+    federation.run()
+    check_same_models(federation, simulated(read_deployment(federation.folder), clients()))
+
+
+def test_client_of_another_version_does_not_train(create: Callable[..., InProcessFederation], monkeypatch: Any) -> None:
+    federation = create(method="fedapa", min_clients=2)
+    fields = FlowerServer._fields
+    monkeypatch.setattr(FlowerServer, "_fields", lambda self, *args: fields(self, *args) | {"version": "0.0.1"})
+    assert "another version" in run_error(federation)
+
+
+def test_late_reply_is_removed_from_flower(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedapa", min_clients=2)
+    late: list[Message] = []
+
+    def delay(name: str, message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type == "train" and name == "bob" and message.metadata.group_id == "1":
+            late.append(reply)
+            return None
+        if late and message.metadata.group_id == "2":  # deliver the late reply
+            late_reply = late.pop()
+            federation.grid.replies[late_reply.metadata.reply_to_message_id] = late_reply
+        return reply
+
+    federation.grid.tamper = delay
+    federation.run()
+    for thread in threading.enumerate():
+        if thread.daemon and thread is not threading.current_thread():
+            thread.join(1.0)
+    assert federation.grid.replies == {}
+
+
+def test_incomplete_line_in_client_record_counts_as_upload(create: Callable[..., InProcessFederation]) -> None:
+    pytest.importorskip("dp_accounting")
+    federation = create(method="fedavg", channel={"clip": 1.0, "noise": 2.0})
+
+    def truncate(name: str, message: Message, reply: Message) -> Message:
+        if (message.metadata.message_type, message.metadata.group_id, name) == ("train", "1", "ann"):
+            (record,) = (federation.client_folders["ann"] / "runs").glob("*/rounds.jsonl")
+            record.write_bytes(
+                record.read_bytes() + b'{"round": 1, "byt'
+            )  # killed while it wrote the record of another upload
+        return reply
+
+    federation.grid.tamper = truncate
+    federation.run()
+    (record,) = (federation.client_folders["ann"] / "runs").glob("*/rounds.jsonl")
+    lines = record.read_text().splitlines()
+    found = [json.loads(line)["epsilon"] for line in lines if line.endswith("}") and "epsilon" in line]
+    expected = [read_deployment(federation.folder).channel.privacy_spent(sent)["epsilon"] for sent in (1, 3, 4)]
+    assert found == expected
+
+
+def test_client_that_lost_its_states_continues_as_newcomer(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedper", rounds=2)
+
+    def lose(name: str, message: Message, reply: Message) -> Message:
+        if (message.metadata.message_type, message.metadata.group_id, name) == ("train", "1", "bob"):
+            for path in (federation.client_folders["bob"] / "runs").glob("*/states/*"):
+                path.unlink()
+        return reply
+
+    federation.grid.tamper = lose
+    federation.run()
+    assert load_run(federation.folder / "run").records[1]["clients"] == [0, 1, 2]
+
+
+def test_noise_is_secret_and_differs_between_messages(create: Callable[..., InProcessFederation]) -> None:
+    """The same noise on two uploads would reveal their difference."""
+    pytest.importorskip("dp_accounting")
+    federation = create(method="fedavg", channel={"clip": 1e-9, "noise": 1.0}, max_failures=1.0)
+    folder = ClientFolder.open(federation.client_folders["ann"])
+    request = RoundRequest("run", 0, 1, 3, (9, 4, 7), 1.0, 0)
+    start = {"params": folder.deployment.model().init(0)}
+    start = {"params": {name: leaf.double() for name, leaf in start["params"].items()}}
+
+    def noise(message: Tree) -> torch.Tensor:
+        upload = Worker(folder, request).train(message)[1]["params"]
+        return torch.cat([upload[name].flatten() for name in upload]) / 1e-9
+
+    first, again = noise(start), noise(start)
+    other = noise({"params": {name: leaf + 1.0 for name, leaf in start["params"].items()}})
+    assert torch.allclose(first, again, atol=1e-3)  # repeating a message reveals nothing new
+    assert abs(float(torch.corrcoef(torch.stack([first, other]))[0, 1])) < 0.1
+    public = folder.deployment.channel.encode(
+        {"w": torch.zeros(1, 50).double()}, {"w": torch.zeros(1, 50).double()}, [0], 1, 0
+    )
+    assert abs(float(first.std()) - 1) < 0.2 and not torch.allclose(public["w"][0, :8] / 1e-9, first[:8], atol=0.1)
+
+
+def test_client_record_counts_all_uploads(create: Callable[..., InProcessFederation]) -> None:
+    pytest.importorskip("dp_accounting")
+    federation = create(method="fedavg", channel={"clip": 1.0, "noise": 2.0})
+    federation.run()
+    (record,) = (federation.client_folders["ann"] / "runs").glob("*/rounds.jsonl")
+    lines = [line for line in map(json.loads, record.read_text().splitlines()) if "bytes_up" in line]
+    on_server = [line["epsilon"] for line in load_run(federation.folder / "run").records]
+    assert [line["epsilon"] for line in lines] == on_server
+
+
+def test_preview_lists_exactly_what_is_sent(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedapa")
+    federation.run()
+    preview = preview_payload(read_deployment(federation.folder), clients=3, num_samples=9)
+    train = [m for m in federation.grid.messages if m.metadata.message_type == "train"]
+    uploads = [from_record(m.content, 10**9)[1] for m in train if m.metadata.reply_to_message_id]
+    for tree in uploads:
+        assert {f"params/{name}": tuple(leaf.shape) for name, leaf in tree["params"].items()} == {
+            tensor.name: tensor.shape for tensor in preview["up"]
+        }
+    assert not any("head" in tensor.name for tensor in preview["up"])
+    record = load_run(federation.folder / "run").records[0]
+    assert record["bytes_up"] == 3 * sum(tensor.bytes for tensor in preview["up"])
+
+
+def test_unexpected_error_of_client_does_not_reveal_data(
+    create: Callable[..., InProcessFederation], monkeypatch: Any
+) -> None:
+    federation = create(method="fedavg", min_clients=2)
+
+    def fail(self: Worker, message: Tree) -> Any:
+        if self._client.name == "bob":
+            raise ValueError("the patient's name is Bob")
+        return train(self, message)
+
+    train = Worker.train
+    monkeypatch.setattr(Worker, "train", fail)
+    federation.run()
+    assert load_run(federation.folder / "run").records[0]["failed"] == {1: "it reported: ValueError, see its log"}
+
+
+def test_changed_data_are_rejected(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedavg", min_clients=2)
+
+    def remove_sample(name: str, message: Message, reply: Message) -> Message:
+        if (message.metadata.message_type, name) == ("query", "bob"):
+            with np.load(federation.client_folders["bob"] / "data.npz") as arrays:
+                fewer = {key: value[1:] if key.endswith("train") else value for key, value in arrays.items()}
+            np.savez(federation.client_folders["bob"] / "data.npz", **fewer)
+        return reply
+
+    federation.grid.tamper = remove_sample
+    federation.run()
+    assert "The data changed" in load_run(federation.folder / "run").records[0]["failed"][1]
+
+
+def test_personal_models_are_not_on_the_server(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedapa")
+    federation.run()
+    run = load_run(federation.folder / "run")
+    assert "on the client's machine" in error_message(lambda: run.personal(0))
+    saved = unpack(next((federation.folder / "run" / "checkpoints").glob("*3/server.safetensors")).read_bytes())
+    assert "head" not in json.dumps(sorted(saved["server"]["params"]))
+    assert "finished" in run_error(federation)
+
+
+def test_simulation_resume_of_deployed_run_names_the_right_command(create: Callable[..., InProcessFederation]) -> None:
+    federation = create(method="fedapa", retry=0)
+    federation.grid.tamper = lambda name, message, reply: None if message.metadata.group_id == "2" else reply
+    run_error(federation)
+    with pytest.raises(ft.FedTailorError, match="fedtailor deploy resume"):
+        ft.resume(federation.folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"address": "nowhere"}, "host:port"),
+        ({"address": "x:0"}, "host:port"),
+        ({"deadline": 0}, "deadline"),
+        ({"min_clients": 0}, "min_clients"),
+        ({"retry": -1}, "retry"),
+        ({"engine": "pool"}, "only to simulations"),
+        ({"inputs": {"shape": []}}, "inputs.shape"),
+        ({"inputs": {"classes": 1}}, "inputs.classes"),
+        ({"method": "nothing"}, "nothing"),
+    ],
+)
+def test_invalid_deployment_is_rejected(settings: dict[str, Any], text: str) -> None:
+    assert text in error_message(lambda: make_deployment(settings))
+
+
+def test_message_round_trip_preserves_fields_and_tree() -> None:
+    tree: Tree = {
+        "a": {"b": torch.arange(6).reshape(2, 3)},
+        "empty": {},
+        "rows": Rows(torch.ones(2, 1), torch.ones(2) > 0),
+    }
+    fields, back = from_record(to_record({"round": 3}, tree), 10**6)
+    assert fields == {"round": 3} and pack(back) == pack(tree)
+    assert same(back["a"], tree["a"])
+    assert "at most 100 are allowed" in error_message(lambda: from_record(to_record({}, tree), 100))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"index": 5}, {"index": -1}, {"index": 1.5}, {"last_counted": 3}, {"round": "2"}, {"sizes": [1, "x"]},
+        {"sizes": 3},
+        {"run": "../../etc"}, {"run": "x" * 100}, {"participation": 2.0}, {"last": "yes"}, {"rounds": None},
+    ],
+)  # fmt: skip
+def test_invalid_request_from_server_is_rejected(change: dict[str, Any]) -> None:
+    valid = {
+        "run": "ab12",
+        "index": 1,
+        "round": 2,
+        "rounds": 3,
+        "sizes": [1, 2],
+        "participation": 1.0,
+        "last_counted": 1,
+    }
+    assert RoundRequest.parse(valid).sizes == (1, 2)
+    assert "message is invalid" in error_message(lambda: RoundRequest.parse(valid | change))

@@ -1,0 +1,580 @@
+"""Flower's processes: the reverse proxy, subprocesses, the SuperNode's output, and a federation whose parts fail."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.node_pb2 import Node
+from starlette.types import Receive, Scope, Send
+
+from conftest import error_message
+from fedtailor.deploy.client import supernode
+from fedtailor.deploy.keys import Bundle, make_keys, open_bundle
+from fedtailor.deploy.server import superlink
+from fedtailor.deploy.server.operator_folder import enroll, enrolled_clients
+from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
+from fedtailor.deploy.subprocesses import Subprocess, find_processes, flower_environment, skip_repeats, stop_all
+from fedtailor.experiments.deployment import Deployment, read_deployment, write_deployment
+from support.federation_processes import TIMEOUT, free_port, wait_until
+
+_LIMITS = Limits(body_bytes=3_000_000, upload_bytes=5_000_000)
+_FLEET = "/v1/fleet/"
+
+
+def prepare(folder: Path, clients: list[str]) -> Path:
+    """Create an operator's folder with a free port, and the clients' folders next to it."""
+    write_deployment(folder, Deployment(address=f"localhost:{free_port()}"))
+    for tar in make_keys(folder, clients):
+        open_bundle(tar, folder.parent / tar.stem / "bundle")
+    return folder
+
+
+# ---- the reverse proxy
+
+
+class FakeSuperLink:
+    """Records forwarded requests and responds with `response`."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, bytes]] = []
+        self.response = b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        self.requests.append((scope["path"], body))
+        headers = [(b"content-type", b"application/x-protobuf"), (b"content-length", str(len(self.response)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self.response})
+
+
+class SigningClient:
+    """An HTTP client that signs its requests with a key."""
+
+    def __init__(self, folder: Path, port: int, key: Path) -> None:
+        self._tls = ssl.create_default_context(cafile=folder / "keys" / "authority.crt")
+        self.port = port
+        private = load_ssh_private_key(key.read_bytes(), None)
+        assert isinstance(private, EllipticCurvePrivateKey)
+        self._private = private
+
+    def connect(self) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection("localhost", self.port, context=self._tls, timeout=20)
+
+    def sign(self, offset: timedelta = timedelta(0)) -> dict[str, str]:
+        encoded = self._private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        now = (datetime.now(UTC) + offset).isoformat()
+        signature = self._private.sign(now.encode(), ECDSA(SHA256()))
+        headers = {"flwr-public-key": b64encode(encoded).decode(), "flwr-timestamp": now}
+        return {**headers, "flwr-signature": b64encode(signature).decode(), "content-type": "application/x-protobuf"}
+
+    def post(
+        self, path: str, body: bytes = b"", method: str = "POST", overrides: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        connection = self.connect()
+        connection.request(method, path, body, {**self.sign(), **(overrides or {})})
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        return response.status, content
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("proxy") / "operator", ["a", "b"])
+
+
+@contextmanager
+def serve_fake(fake: FakeSuperLink, folder: Path) -> Iterator[int]:
+    """Serve a fake SuperLink on this machine and yield its port."""
+    keys, listener = folder / "keys", socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        fake,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        ssl_certfile=keys / "server.crt",
+        ssl_keyfile=keys / "server.key",
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    yield int(listener.getsockname()[1])
+    server.should_exit = True
+    thread.join()
+
+
+@contextmanager
+def proxy_before(fake: FakeSuperLink, folder: Path, limits: Limits) -> Iterator[SigningClient]:
+    """Run a proxy that allows the client a, but not b, and yield a."""
+    keys = folder / "keys"
+    with ExitStack() as stack:
+        inner = stack.enter_context(serve_fake(fake, folder))
+        listener = stack.enter_context(bind("localhost", 0))
+        proxy = Proxy(f"127.0.0.1:{inner}", ssl.create_default_context(cafile=keys / "authority.crt"), limits)
+        proxy.allow_only({"a": enrolled_clients(folder)["a"].public_key})
+        stack.enter_context(run_proxy(proxy, listener, keys / "server.crt", keys / "server.key"))
+        port = int(listener.getsockname()[1])
+        yield SigningClient(folder, port, folder.parent / "a" / "bundle" / "key")
+
+
+@pytest.fixture
+def proxied(folder: Path) -> Iterator[tuple[FakeSuperLink, SigningClient]]:
+    fake = FakeSuperLink()
+    with proxy_before(fake, folder, _LIMITS) as client:
+        yield fake, client
+
+
+def test_proxy_forwards_request_and_returns_response(proxied: tuple[FakeSuperLink, SigningClient]) -> None:
+    fake, client = proxied
+    fake.response = os.urandom(1_500_000)
+    sent = os.urandom(2_000_000)
+    assert client.post(_FLEET + "push-object", sent) == (200, fake.response)
+    assert fake.requests == [("/v1/fleet/push-object", sent)]
+
+
+_OTHER_PATHS = """
+/v1/control/start-run /v1/control/list-nodes /v1/runtime/acquire-task /docs /health /
+/v1/fleet/../control/start-run /v1/fleet/%2e%2e/control/start-run /v1/fleet/..%2fcontrol%2fstart-run
+/v1/fleet//pull-messages //v1/fleet/pull-messages /v1/fleet/pull-messages/ /v1/fleet/pull-messages?x
+/v1/fleet/pull%2dmessages /V1/fleet/pull-messages /v1/fleet/ /v1/fleet/pull-messages;x
+https://localhost/v1/control/start-run /v1/fleet/pull-messages%00
+"""
+
+
+def test_proxy_rejects_all_paths_but_the_fleet_interface(proxied: tuple[FakeSuperLink, SigningClient]) -> None:
+    fake, client = proxied
+    assert {path: client.post(path)[0] for path in _OTHER_PATHS.split()} == dict.fromkeys(_OTHER_PATHS.split(), 404)
+    assert fake.requests == []
+
+
+def test_proxy_rejects_unusual_requests(proxied: tuple[FakeSuperLink, SigningClient]) -> None:
+    fake, client = proxied
+    path = _FLEET + "pull-messages"
+    assert [client.post(path, method=method)[0] for method in ("GET", "PUT", "DELETE", "OPTIONS")] == [405] * 4
+    assert client.post(path, overrides={"connection": "upgrade", "upgrade": "websocket"})[0] == 411
+    connection = client.connect()
+    connection.request("POST", path, iter([b"a", b"b"]), client.sign())  # chunked, without a length
+    assert connection.getresponse().status == 411
+    assert client.post(path, overrides={"more": "x" * 20_000})[0] == 431
+    assert fake.requests == []
+
+
+def test_proxy_rejects_requests_that_no_allowed_client_signed(
+    proxied: tuple[FakeSuperLink, SigningClient], folder: Path
+) -> None:
+    fake, client = proxied
+    path = _FLEET + "pull-messages"
+    stranger = SigningClient(folder, client.port, folder.parent / "b" / "bundle" / "key")
+    status, content = stranger.post(path)
+    assert status == 412 and "does not know this client's key" in json.loads(content)["detail"]
+    other_signature = {"flwr-signature": stranger.sign()["flwr-signature"]}
+    assert "not signed with its key" in json.loads(client.post(path, overrides=other_signature)[1])["detail"]
+    for hours in (-1, 1):
+        content = client.post(path, overrides=client.sign(timedelta(hours=hours)))[1]
+        detail = json.loads(content)["detail"]
+        assert "clock of 'a'" in detail and f"{hours * 3600:+,}"[:4] in detail
+    assert [client.post(path, overrides={"flwr-timestamp": time})[0] for time in ("", "now", "9" * 400)] == [412] * 3
+    assert fake.requests == []
+
+
+def test_proxy_limits_upload_per_message(proxied: tuple[FakeSuperLink, SigningClient]) -> None:
+    fake, client = proxied
+    chunk = bytes(2_000_000)
+    assert client.post(_FLEET + "push-object", bytes(_LIMITS.body_bytes + 1))[0] == 413
+    assert [client.post(_FLEET + "push-object", chunk)[0] for _ in range(3)] == [200, 200, 413]
+    assert client.post(_FLEET + "pull-messages")[0] == 200  # no message for the client: an empty response
+    assert client.post(_FLEET + "push-object", chunk)[0] == 413
+    fake.response = b"a message"
+    assert client.post(_FLEET + "pull-messages")[0] == 200
+    assert client.post(_FLEET + "push-object", chunk)[0] == 200
+    assert sum(len(body) for _, body in fake.requests) == 3 * len(chunk)
+
+
+def test_proxy_keeps_connection_open_after_rejected_upload(proxied: tuple[FakeSuperLink, SigningClient]) -> None:
+    """Flower's client would treat a closed connection as a network error and send everything again."""
+    _, client = proxied
+    connection = client.connect()
+    for _ in range(2):
+        connection.request("POST", _FLEET + "push-object", bytes(8 * _LIMITS.body_bytes), client.sign())
+        response = connection.getresponse()
+        assert response.status == 413 and b"'a'" in response.read()
+
+
+def test_proxy_rejects_replies_in_another_clients_name(proxied: tuple[FakeSuperLink, SigningClient]) -> None:
+    fake, client = proxied
+
+    def replies(node: int, source: int) -> bytes:
+        message = Message(metadata=Metadata(src_node_id=source))
+        return bytes(PushMessagesRequest(node=Node(node_id=node), messages_list=[message]).SerializeToString())
+
+    assert client.post(_FLEET + "push-messages", replies(5, 6))[0] == 400
+    assert client.post(_FLEET + "push-messages", b"\xff\xff")[0] == 400
+    assert fake.requests == []
+    assert client.post(_FLEET + "push-messages", replies(5, 5)) == (200, b"")
+    assert fake.requests == [("/v1/fleet/push-messages", replies(5, 5))]
+
+
+def test_proxy_without_superlink_responds_502_and_does_not_count_upload(folder: Path) -> None:
+    keys = folder / "keys"
+    with serve_fake(FakeSuperLink(), folder) as inner:
+        pass
+    with bind("localhost", 0) as listener:
+        proxy = Proxy(f"127.0.0.1:{inner}", ssl.create_default_context(cafile=keys / "authority.crt"), _LIMITS)
+        proxy.allow_only({"a": enrolled_clients(folder)["a"].public_key})
+        with run_proxy(proxy, listener, keys / "server.crt", keys / "server.key"):
+            client = SigningClient(folder, int(listener.getsockname()[1]), folder.parent / "a" / "bundle" / "key")
+            statuses = [client.post(_FLEET + "push-object", bytes(2_000_000))[0] for _ in range(4)]
+    assert statuses == [502] * 4  # which Flower's client treats as temporary
+
+
+def test_proxy_closes_idle_and_excess_connections(folder: Path) -> None:
+    fake, limits = FakeSuperLink(), replace(_LIMITS, idle_timeout=1.0, connections=2)
+    with proxy_before(fake, folder, limits) as client:
+        silent = client.connect()
+        silent.connect()
+        assert silent.sock.recv(1) == b""
+        slow = client.connect()
+        slow.request("POST", _FLEET + "push-object", b"", {**client.sign(), "content-length": "100"})
+        assert slow.getresponse().status == 408
+        many = [client.connect() for _ in range(3)]
+        for connection in many:
+            connection.connect()
+        with pytest.raises(OSError):
+            many[-1].request("POST", _FLEET + "pull-messages", b"", client.sign())
+            many[-1].getresponse()
+    assert fake.requests == []
+
+
+def test_proxy_rejects_invalid_public_key() -> None:
+    proxy = Proxy("127.0.0.1:1", ssl.create_default_context())
+    assert "'a'" in error_message(lambda: proxy.allow_only({"a": "ssh-rsa what"}))
+
+
+def test_bind_rejects_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert str(port) in error_message(lambda: bind("localhost", port))
+    with bind("localhost", port) as ours, pytest.raises(ConnectionRefusedError):  # before the proxy listens
+        socket.create_connection(ours.getsockname())
+
+
+# ---- subprocesses
+
+_WITH_CHILD = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("started", flush=True)
+time.sleep(600)
+"""
+_WITH_FAILING_THREAD = """
+import threading, time
+threading.Thread(target=lambda: 1 / 0).start()
+time.sleep(600)
+"""
+_PARENT = """
+import sys, time
+from pathlib import Path
+from fedtailor.deploy.subprocesses import Subprocess, flower_environment
+home, script = Path(sys.argv[1]), sys.argv[2]
+Subprocess(home, [script], flower_environment(home), home / "log", lambda line: print(line, flush=True))
+time.sleep(600)
+"""
+
+
+def script(home: Path, text: str) -> str:
+    home.mkdir(exist_ok=True)
+    (home / "script.py").write_text(text)
+    return str(home / "script.py")
+
+
+def test_subprocess_stop_ends_all_descendants(tmp_path: Path) -> None:
+    home, lines = tmp_path / "home", list[str]()
+    command = [script(home, _WITH_CHILD)]
+    process = Subprocess(home, command, flower_environment(home), tmp_path / "log", lines.append)
+    wait_until(lambda: lines, "the subprocess prints a line")
+    assert process.returncode is None and len(find_processes(home)) == 2
+    process.stop()
+    assert process.returncode is not None and find_processes(home) == []
+    assert lines == ["started"] and "started" in (tmp_path / "log").read_text()
+
+
+def test_subprocess_does_not_outlive_killed_parent(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    call = [sys.executable, "-c", _PARENT, str(home), script(home, _WITH_CHILD)]
+    parent = subprocess.Popen(call, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None and parent.stdout.readline() == "started\n"
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    # a process in another session is found and stopped by the next start
+    wait_until(lambda: len(find_processes(home)) <= 1, "the subprocess ends")
+    stop_all(home)
+    assert find_processes(home) == []
+
+
+def test_subprocess_ends_when_a_thread_fails(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    process = Subprocess(home, [script(home, _WITH_FAILING_THREAD)], flower_environment(home), tmp_path / "log")
+    wait_until(lambda: process.returncode is not None, "the subprocess ends")
+    process.stop()
+    assert process.returncode == 1 and "ZeroDivisionError" in (tmp_path / "log").read_text()
+
+
+_LOCK_FOLDER = """
+import sys
+from pathlib import Path
+from fedtailor.runs.files import folder_lock
+with folder_lock(Path(sys.argv[1])):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+_START: dict[str, Callable[[Path], None]] = {
+    "client": lambda folder: supernode.lock_client_folder(folder).__enter__(),
+    "server": superlink.serve,
+}
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_folder_cannot_be_used_twice(folder: Path, side: str) -> None:
+    used = folder if side == "server" else folder.parent / "a"
+    (used / "home").mkdir(exist_ok=True)
+    call = [sys.executable, "-c", _LOCK_FOLDER, str(used / "home")]
+    other = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None and other.stdout.readline() == "locked\n"
+    assert "already" in error_message(lambda: _START[side](used))
+    other.communicate("")
+
+
+def test_commands_without_server_name_the_missing_step(tmp_path: Path) -> None:
+    assert "fedtailor deploy server" in error_message(lambda: superlink.submit(tmp_path))
+    assert "fedtailor deploy server" in error_message(lambda: superlink.client_states(tmp_path))
+    write_deployment(tmp_path, Deployment(address="localhost:1"))
+    assert "fedtailor deploy keys" in error_message(lambda: superlink.serve(tmp_path))
+
+
+# ---- the SuperNode's output, and when it stalls
+
+
+def make_connection(tmp_path: Path) -> tuple[supernode._Connection, list[str]]:
+    reports: list[str] = []
+    bundle = Bundle("a", "here:1", tmp_path)
+    return supernode._Connection(bundle, tmp_path, skip_repeats(reports.append)), reports
+
+
+_REPORTS = {
+    "WARNING :   Connection attempt failed, retrying in 0.88 seconds": "No server responds at here:1;",
+    "INFO :      SuperNode ID: 123": "Connected to here:1 as 'a'.",
+    "WARNING :   Connection attempt failed, retrying in 2.88 seconds": "Lost the connection to here:1;",
+    "INFO :      Connection successful after 3.1 seconds and 3 tries.": "Connected to here:1 as 'a'.",
+    "[code: 0] The server does not know this client's key; ask the operator.": "The server does not know",
+    "[code: 1004] Failed to activate SuperNode.": "'a' seems to be connected already;",
+    "ERROR : Failed to send message 1: Client error '413 Request'": "The server did not accept a reply;",
+    "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to": "The server at here:1 is not this",
+    "_ssl.c:989: The handshake operation timed out": "Lost the connection to here:1;",
+}
+
+
+def test_supernode_output_is_reported_once(tmp_path: Path) -> None:
+    connection, reports = make_connection(tmp_path)
+    for line, sentence in _REPORTS.items():
+        for _ in range(2):
+            connection.read_line(line)
+            connection.report_loss()
+        assert reports.pop().startswith(sentence) and reports == []
+    assert (tmp_path / "node").read_text() == "123"
+
+
+def test_stalled_supernode_is_detected(tmp_path: Path) -> None:
+    connection, _ = make_connection(tmp_path)
+
+    def stalls(after: float, **last_seen: float) -> bool:
+        """Return whether it stalls `after` seconds from the start; processes not given were just seen."""
+        start = connection.busy_since or 0.0
+        times = {process: start + last_seen.get(process, after) for process in ("supernode", "executor", "worker")}
+        return supernode._find_stall(connection, supernode._LastSeen(**times), start + after, 1000.0) is not None
+
+    assert not stalls(10_000) and not stalls(10_000, worker=0)
+    assert stalls(91, supernode=0) and not stalls(89, supernode=0)
+    assert stalls(100, executor=80) and not stalls(100, executor=95)
+    connection.read_line("INFO :      Receiving: train message (ID: 1)")
+    assert not stalls(80, worker=-500) and stalls(91, worker=-500)  # no worker has started
+    assert not stalls(900) and stalls(1000, worker=900)  # the worker has ended
+    connection.read_line("INFO :      Sending: train message (ID: 2)")
+    assert not stalls(2000, worker=100) and stalls(2091, worker=100)  # a slow network, or too late
+    connection.read_line("INFO :      Sent successfully")
+    assert not stalls(10_000, worker=0)
+
+
+# ---- a whole federation
+
+_APP = {
+    "pyproject.toml": """
+[project]
+name = "roll-call"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "fedtailor"
+[tool.flwr.app.components]
+serverapp = "roll.server:app"
+clientapp = "roll.client:app"
+""",
+    "roll/__init__.py": "",
+    "roll/server.py": """
+import json, os, time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+app = ServerApp()
+@app.main()
+def main(grid, context):
+    folder, names = Path(os.environ["FEDTAILOR_DEPLOYMENT"]), {}
+    clients = json.loads((folder / "clients.json").read_text())
+    messages = [Message(RecordDict(), c["node_id"], "query.who") for c in clients.values() if c["node_id"]]
+    pending = set(grid.push_messages(messages))
+    while pending:
+        for reply in grid.pull_messages(pending):
+            pending.discard(reply.metadata.reply_to_message_id)
+            if reply.has_content():
+                names[str(reply.metadata.src_node_id)] = reply.content["who"]["name"]
+        time.sleep(0.1)
+    (folder / "roll.json").write_text(json.dumps(names))
+""",
+    "roll/client.py": """
+import os
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+app = ClientApp()
+@app.query("who")
+def who(message, context):
+    name = Path(os.environ["FEDTAILOR_CLIENT_FOLDER"]).name
+    return Message(RecordDict({"who": ConfigRecord({"name": name})}), reply_to=message)
+""",
+}
+_SERVE = "import sys, pathlib; from fedtailor.deploy.server.superlink import serve; from functools import partial\n"
+_SERVE += "serve(pathlib.Path(sys.argv[1]), partial(print, flush=True))"
+_CONNECT = "import sys, pathlib; from fedtailor.deploy.client import supernode; from functools import partial\n"
+_CONNECT += "folder = pathlib.Path(sys.argv[1])\nwith supernode.lock_client_folder(folder):\n"
+_CONNECT += "    supernode.keep_connected(folder, partial(print, flush=True))"
+
+
+class Program:
+    """A running Python program and its output."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        call = [sys.executable, "-c", program, str(folder)]
+        self.folder, self.lines = folder, list[str]()
+        self.process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(iter(self.process.stdout.readline, ""))
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        def is_printed() -> bool:
+            return sum(text in line for line in self.lines) >= times
+
+        wait_until(lambda: is_printed() or self.process.poll() is not None, text)
+        assert is_printed(), "".join(self.lines)
+
+    def kill_flower(self) -> None:
+        """Kill the subprocess of the program, as the out-of-memory killer would."""
+        processes = find_processes(self.folder / "home")
+        os.kill(next(p.pid for p in processes if "parent_watchdog" in p.command_line), signal.SIGKILL)
+
+
+def roll_call(folder: Path) -> dict[int, str]:
+    """Return the names of the clients that reply, by node ID."""
+    (folder / "roll.json").unlink(missing_ok=True)
+    run = superlink.submit(folder)
+    wait_until((folder / "roll.json").is_file, "all clients reply")
+    assert superlink.run_state(folder, run) in ("running", "finished:completed")
+    return {int(node_id): name for node_id, name in json.loads((folder / "roll.json").read_text()).items()}
+
+
+def names_by_node_id(folder: Path) -> dict[int, str]:
+    return {client.node_id or 0: name for name, client in enrolled_clients(folder).items()}
+
+
+@pytest.mark.slow
+def test_federation_recovers_when_its_processes_are_killed(tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "operator", ["a", "b", "late"])
+    late = enrolled_clients(folder)["late"]
+    clients_json = json.loads((folder / "clients.json").read_text())
+    del clients_json["late"]
+    (folder / "clients.json").write_text(json.dumps(clients_json))
+    for name, text in _APP.items():
+        (folder / "app" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "app" / name).write_text(text)
+    with ExitStack() as stack:
+
+        def start(program: str, path: Path) -> Program:
+            started = Program(program, path)
+            stack.callback(stop_all, path / "home", 1.0)
+            stack.callback(started.process.kill)
+            return started
+
+        server = start(_SERVE, folder)
+        clients = {name: start(_CONNECT, tmp_path / name) for name in ("a", "b")}
+        server.wait_for("Serving")
+        for name in ("a", "b"):
+            clients[name].wait_for("Connected")
+        signing = SigningClient(folder, read_deployment(folder).port, tmp_path / "a" / "bundle" / "key")
+        assert signing.post("/v1/control/list-nodes")[0] == 404  # the authority's certificate is not sufficient
+        assert superlink.client_states(folder) == {"a": "online", "b": "online"}
+        before = names_by_node_id(folder)
+
+        clients["a"].kill_flower()  # it reconnects with the same node ID
+        clients["a"].wait_for("Connected", times=2)
+        server.kill_flower()  # the server ends, so systemd restarts it
+        assert server.process.wait(TIMEOUT) != 0
+        assert find_processes(folder / "home") == []
+        server = start(_SERVE, folder)
+        clients["late"] = start(_CONNECT, tmp_path / "late")
+        server.wait_for("Serving")
+        clients["b"].wait_for("Connected", times=2)
+        clients["a"].wait_for("Connected", times=3)
+        clients["late"].wait_for("does not know this client's key")
+        enroll(folder, {"late": late})  # while the server runs
+        clients["late"].wait_for("Connected")
+        names = roll_call(folder)
+        assert names == names_by_node_id(folder) and before.items() < names.items()
+
+        enroll(folder, {"b": replace(enrolled_clients(folder)["b"], left=True)})
+        clients["b"].wait_for("does not know this client's key")
+        assert superlink.client_states(folder)["b"] == "left"
+        processes = [program.process for program in (*clients.values(), server)]
+        for process in processes:
+            process.terminate()
+        assert [process.wait(TIMEOUT) for process in processes] == [0] * 4
+        folders = (folder, *(tmp_path / name for name in clients))
+        assert all(find_processes(path / "home") == [] for path in folders)

@@ -1,0 +1,176 @@
+"""All readers either read untrusted input or raise a FedTailorError, in bounded time and memory."""
+
+import io
+from dataclasses import fields
+from itertools import chain
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import fedtailor as ft
+from fedtailor import networks
+from fedtailor.core import memory_limits
+from fedtailor.data import datasets, image_formats
+from fedtailor.data.datasets import Data, Dataset
+from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
+from fedtailor.experiments.overrides import parse_overrides
+from fedtailor.methods import METHODS
+from fedtailor.networks import NETWORKS
+from fedtailor.runs.serialization import pack, unpack
+from fedtailor.runs.toml import to_toml
+from fedtailor.training.channel.channel import Channel
+from fedtailor.training.participation import make_schedule
+from fedtailor.training.unreliable import Unreliable, read_trace
+from support import corrupted_files
+from support.fuzzing import Reader, fuzz
+from support.mutations import ODD, damaged, odd_settings
+
+MEMORY = 2**26  # bytes of memory that readers believe the machine has
+
+
+def _fields(kind: type[Any], prefix: str) -> list[str]:
+    return [f"{prefix}{f.name}" for f in fields(kind)]
+
+
+COMMON_FIELDS = [
+    *(name for name in _fields(Experiment, "") if name not in ("method", "data", "network")),
+    *_fields(Data, "data."), *_fields(Channel, "channel."), *_fields(Unreliable, "unreliable."),
+    *(name for kind in NETWORKS.values() for name in _fields(kind, "network.")),
+    "method", "data", "network", "network.name", "nonsense", "method.nonsense", "method.inner.lr", "method.inner", "",
+]  # fmt: skip
+FIELDS = {name: [*_fields(kind, "method."), *COMMON_FIELDS] for name, kind in METHODS.items()}
+SETTINGS: dict[str, Any] = {
+    "rounds": 3,
+    "participation": [0.5, 1.0],
+    "method": {"name": "fedprox", "mu": 0.3},
+    "data": {"name": "digits", "clients": 6, "alpha": 1.0},
+    "network": {"name": "mlp", "hidden": [16, 8]},
+    "unreliable": {"dropout": 0.1, "trace": [[0, 1, 2], [1]]},
+}
+
+
+def use(experiment: Experiment) -> None:
+    """Build everything that is derived from the settings before training."""
+    fed = experiment.load()
+    experiment.model(fed)
+    if (experiment.rounds or 20) <= 50:
+        arguments = (
+            experiment.rounds,
+            experiment.participation,
+            experiment.seed,
+            experiment.schedule,
+            experiment.unreliable,
+        )
+        make_schedule(fed.num_clients, *arguments)
+    assert experiment.torch_device.type in ("cpu", "cuda") and experiment.torch_dtype.is_floating_point
+
+
+def read_toml(data: bytes, folder: Path) -> None:
+    (folder / "experiment.toml").write_bytes(data)
+    use(make_experiment(read_experiment_file(folder / "experiment.toml")))
+
+
+def read_flags(words: list[str], folder: Path) -> None:
+    use(make_experiment(parse_overrides(words).apply_to({})))
+
+
+def read_npz(data: bytes, folder: Path) -> None:
+    (folder / "client.npz").write_bytes(data)
+    ft.Federation.from_folder(folder)
+
+
+def read_image(data: bytes, folder: Path) -> None:
+    """Read one image from a folder that also contains a valid one."""
+    images = folder / "client" / "class"
+    images.mkdir(parents=True, exist_ok=True)
+    (images / "0.png").write_bytes(data)
+    (images / "1.png").write_bytes(corrupted_files.IMAGES[0])
+    ft.Federation.from_folder(folder)
+
+
+def read_mnist(files: dict[str, bytes], folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    image_formats.read_publisher_folder(image_formats.MNIST, folder)
+
+
+def read_archive(data: bytes, folder: Path) -> None:
+    image_formats.read_archive(image_formats.MNIST, io.BufferedReader(io.BytesIO(data)), "The archive")
+
+
+def read_trace_file(data: bytes, folder: Path) -> None:
+    (folder / "trace.json").write_bytes(data)
+    read_trace(folder / "trace.json")
+
+
+def read_packed(data: bytes, folder: Path) -> None:
+    assert len(pack(unpack(data, max_bytes=10**6))) < len(data) + 10_000, "no more memory than the bytes themselves"
+
+
+_FLAGS = st.tuples(st.sampled_from(COMMON_FIELDS), st.sampled_from(ODD).map(lambda value: str(value)[:6000])).map(
+    lambda pair: [f"--{pair[0].replace('_', '-')}", pair[1]]
+)
+_ARGUMENTS = st.lists(st.text(max_size=8).map(lambda text: [text]) | _FLAGS, min_size=1, max_size=4)
+_MNIST_FILES = st.builds(
+    lambda name, data: corrupted_files.MNIST | {name: data},
+    st.sampled_from(sorted(corrupted_files.MNIST)),
+    damaged([*corrupted_files.MNIST.values(), *corrupted_files.IDX]),
+)
+_PNGS = damaged([picture for picture in corrupted_files.IMAGES if picture[1:4] == b"PNG"]).map(
+    corrupted_files.repair_png_checksums
+)
+
+READERS = {
+    "settings": Reader(lambda given, folder: use(make_experiment(given)), SETTINGS, odd_settings(FIELDS)),
+    "toml": Reader(read_toml, to_toml(SETTINGS).encode(), damaged([to_toml(SETTINGS).encode()])),
+    "flags": Reader(read_flags, ["--method", "ditto", "--rounds=3"], _ARGUMENTS.map(lambda parts: list(chain(*parts)))),
+    "npz": Reader(
+        read_npz, corrupted_files.NPZ[0], damaged(corrupted_files.NPZ) | corrupted_files.malformed_npz_files()
+    ),
+    "images": Reader(read_image, corrupted_files.IMAGES[0], damaged(corrupted_files.IMAGES) | _PNGS),
+    "mnist": Reader(read_mnist, corrupted_files.MNIST, _MNIST_FILES),
+    "sheets": Reader(
+        lambda data, folder: image_formats.parse_sheet(data),
+        corrupted_files.SHEET,
+        damaged([corrupted_files.SHEET]) | damaged([corrupted_files.SHEET]).map(corrupted_files.repair_png_checksums),
+    ),
+    "archives": Reader(
+        read_archive, corrupted_files.ARCHIVES[0], damaged(corrupted_files.ARCHIVES) | corrupted_files.malformed_tars()
+    ),
+    "traces": Reader(read_trace_file, b"[[0, 1], [2], []]", damaged([b"[[0, 1], [2], []]"])),
+    "tensors": Reader(
+        read_packed,
+        corrupted_files.PACKED[0],
+        damaged(corrupted_files.PACKED) | corrupted_files.malformed_safetensors(),
+    ),
+}
+
+
+@pytest.fixture
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that the machine has little memory, and use a tiny data set, so that valid input is read quickly."""
+    for module in (networks, memory_limits):
+        monkeypatch.setattr(module, "total_memory", lambda device: MEMORY)
+    x, y = np.zeros((240, 1, 28, 28), np.uint8), np.arange(240) % 3
+    monkeypatch.setitem(datasets.DATASETS, "digits", Dataset(lambda folder: (x, y), "mlp", "tiny"))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # pillow warns about damaged images
+@pytest.mark.usefixtures("small_machine")
+@pytest.mark.parametrize("name", READERS)
+def test_reader_untrusted_input_is_read_or_rejected(name: str, tmp_path: Path) -> None:
+    fuzz(READERS[name], 1, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.usefixtures("small_machine")
+@pytest.mark.parametrize("name", READERS)
+def test_reader_many_untrusted_inputs_are_read_or_rejected(name: str, tmp_path: Path) -> None:
+    fuzz(READERS[name], ceil(100 / len(READERS)), tmp_path)

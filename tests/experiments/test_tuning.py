@@ -1,0 +1,217 @@
+"""Results of a sweep: the best setting, its significance, and the figures."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from scipy.stats import ttest_rel
+
+import fedtailor as ft
+from fedtailor.experiments.sweep import Plan
+from fedtailor.experiments.tuning import (
+    Outcome,
+    SweepComparison,
+    compare_settings,
+    make_outcome,
+    sweep_table,
+    sweep_verdict,
+)
+from fedtailor.reporting.figures.figure import Figure
+from fedtailor.reporting.figures.sweep_figures import draw_sweep
+
+
+def outcome(values: Mapping[str, Any], test: float, validation: float | None = None, better: bool = True) -> Outcome:
+    """Return the outcome of a run with these scores at both moments."""
+    both = dict.fromkeys(("received", "trained"), test)
+    return Outcome(
+        values, "accuracy" if better else "mse", better, ("example data",), both, dict.fromkeys(both, validation)
+    )
+
+
+def grid(scores: Mapping[float, Sequence[float]], **more: Any) -> SweepComparison:
+    """Return the comparison of one field, rho, with these scores per seed."""
+    runs = [
+        outcome({"method.rho": rho, "seed": s}, v, **more) for rho, own in scores.items() for s, v in enumerate(own)
+    ]
+    return compare_settings(["method.rho", "seed"], runs, "trained")[0]
+
+
+def test_verdict_uses_validation_data_if_all_runs_have_them() -> None:
+    runs = [outcome({"method.rho": 1.0, "seed": 0}, 0.9, 0.5), outcome({"method.rho": 2.0, "seed": 0}, 0.6, 0.8)]
+    text = sweep_verdict(compare_settings(["method.rho", "seed"], runs, "trained"))
+    assert text.startswith(
+        "The best setting is rho = 2: 80.0 % on validation data and 60.0 % on test data (trained); there"
+    )
+    assert "optimistic" not in text
+    half = [runs[0], outcome({"method.rho": 2.0, "seed": 0}, 0.6)]  # one run has no validation data
+    text = sweep_verdict(compare_settings(["method.rho", "seed"], half, "trained"))
+    assert text.startswith("The best setting is rho = 1: 90.0 %")
+    assert "chosen on test data and its score is optimistic" in text
+
+
+@pytest.mark.parametrize(("better", "best"), [(True, 2.0), (False, 1.0)])
+def test_best_setting_follows_direction_of_score(better: bool, best: float) -> None:
+    found = grid({1.0: [0.3, 0.4], 2.0: [0.6, 0.7]}, better=better)
+    assert found.best is not None and found.best.values["method.rho"] == best
+
+
+def test_indistinguishable_settings_match_paired_t_test_with_holm() -> None:
+    scores = {1.0: [0.80, 0.83, 0.81, 0.79], 2.0: [0.80, 0.82, 0.80, 0.78], 3.0: [0.5, 0.56, 0.52, 0.49],
+              4.0: [0.775, 0.815, 0.79, 0.785], 5.0: [0.1, 0.9, 0.7, 0.8]}  # fmt: skip
+    found = grid(scores)
+    ps = {rho: float(ttest_rel(scores[1.0], own).pvalue) for rho, own in scores.items() if rho != 1.0}
+    significant, left = set[float](), len(ps)
+    for rho in sorted(ps, key=lambda rho: ps[rho]):  # Holm: stop at the first p that is too large
+        if ps[rho] * left > 0.05:
+            break
+        significant.add(rho)
+        left -= 1
+    assert significant and any(ps[rho] < 0.05 for rho in ps.keys() - significant)  # the correction matters
+    assert {one.values["method.rho"] for one in found.indistinguishable()} == ps.keys() - significant
+    assert f"significantly better than {len(significant)} of 4 others, but not than" in sweep_verdict([found])
+
+
+def test_verdict_one_seed_or_equal_scores_is_not_significant() -> None:
+    assert "only one seed, so differences may be chance" in sweep_verdict([grid({1.0: [0.1], 2.0: [0.9]})])
+    assert len(grid({1.0: [0.5, 0.6], 2.0: [0.5, 0.6]}).indistinguishable()) == 1
+    for seeds, significant in ((2, False), (6, True)):  # equal differences occur by chance once in 2^(seeds - 1)
+        found = grid({1.0: [0.5, 0.6] * (seeds // 2), 2.0: [0.25, 0.35] * (seeds // 2)})
+        assert ("it is significantly better than the other" in sweep_verdict([found])) == significant
+
+
+@pytest.mark.parametrize(
+    ("best", "edge"),
+    [(0.1, "also try rho below 0.1"), (1.0, None), (10.0, "also try rho above 10"), (0.0, None)],
+    ids=["low", "within", "high", "zero"],
+)
+def test_verdict_best_value_at_edge_suggests_direction(best: float, edge: str | None) -> None:
+    tried = sorted({0.1, 1.0, 10.0, best})
+    found = grid({rho: [0.9, 0.8] if rho == best else [0.1, 0.3] for rho in tried})
+    assert (edge in sweep_verdict([found])) if edge else ("edge" not in sweep_verdict([found]))
+
+
+def test_settings_without_all_seeds_or_diverged_are_not_best() -> None:
+    found = grid({1.0: [0.5, 0.5], 2.0: [0.99], 3.0: [0.9, float("nan")]})
+    assert found.best is not None and found.best.values["method.rho"] == 1.0
+    assert "1 setting lacks seeds and cannot be best" in sweep_verdict([found])
+    assert found.settings[-1].values["method.rho"] == 2.0
+    assert "no setting has a finite score" in sweep_verdict([grid({1.0: [float("nan")]})]).lower()
+
+
+def test_data_axes_are_conditions_and_not_tuned() -> None:
+    """Each data setting has its own best setting."""
+    axes = ["data.alpha", "method.rho", "data.seed", "seed"]
+    runs = [
+        outcome({"data.alpha": alpha, "method.rho": rho, "data.seed": split, "seed": 0}, alpha / 10 + rho * (1 - alpha))
+        for alpha in (0.5, 2.0)
+        for rho in (0.1, 0.2)
+        for split in (3, 4)
+    ]
+    found = compare_settings(axes, runs, "trained")
+    assert [(one.conditions["data.alpha"], one.best.values["method.rho"]) for one in found if one.best] == [
+        (0.5, 0.2),
+        (2.0, 0.1),
+    ]
+    assert [one.seeds for one in found] == [2, 2]  # different splits are repetitions, like seeds
+    assert [list(column.cells) for column in sweep_table(found).columns][:2] == [
+        ["0.5"] * 2 + ["2"] * 2,
+        ["0.2", "0.1"] * 1 + ["0.1", "0.2"],
+    ]
+
+
+def test_make_outcome_matches_records() -> None:
+    run = ft.simulate(
+        ft.methods.FedAvg(), ft.network("mlp", fed := ft.load("digits", clients=3)), fed, rounds=1, validation=0.3
+    )
+    record, found = run.records[-1], make_outcome(run, {"seed": 0})
+    for moment in ("received", "trained"):
+        assert found.validation[moment] == pytest.approx(record[f"validation_{moment}"])
+        assert found.test[moment] == pytest.approx(record[f"accuracy_{moment}"])
+
+
+# figures
+
+
+def draw_figures(axes: Sequence[str], runs: Sequence[Outcome]) -> list[Figure]:
+    plan = Plan(tuple(axes), "trained", {}, {str(number): one.values for number, one in enumerate(runs)})
+    found = draw_sweep(plan, compare_settings(axes, runs, "trained"))
+    for figure in found:
+        json.dumps(figure.to_dict(), allow_nan=False)
+        assert figure.summary.count(". ") == 0 and figure.summary.endswith(".")
+    assert len({figure.key for figure in found}) == len(found)
+    return found
+
+
+def test_figure_of_one_field_is_a_curve_with_the_best_marked() -> None:
+    scores = {10.0: [0.5, 0.7], 0.1: [0.2, 0.4], 1.0: [0.8, 0.9], 100.0: [0.1, float("nan")]}
+    runs = [outcome({"method.rho": rho, "seed": s}, v) for rho, own in scores.items() for s, v in enumerate(own)]
+    (figure,) = draw_figures(["method.rho", "seed"], runs)
+    trace = figure.data[0]
+    assert trace["x"] == [0.1, 1.0, 10.0, 100.0] and trace["y"] == pytest.approx([30, 85, 60, None])
+    assert trace["error_y"]["array"][:3] == pytest.approx(
+        [100 * 0.02**0.5, 100 * 0.005**0.5, 100 * 0.02**0.5], rel=1e-4
+    )
+    assert trace["marker"]["symbol"] == ["circle", "star", "circle", "circle"]
+    assert figure.layout["xaxis"]["type"] == "log"
+    assert "The best setting is rho = 1" in figure.summary and "optimistic" in figure.summary
+    assert sorted(figure.data[1]["y"], key=lambda y: -1 if y is None else y)[1:] == pytest.approx(
+        [10, 20, 40, 50, 70, 80, 90]
+    )
+
+
+def test_figure_of_two_fields_is_a_heatmap_and_more_are_pairs() -> None:
+    def score(a: float, b: float, c: float) -> float:
+        return (a * b + c) / 100
+
+    two = [
+        outcome({"method.a": a, "method.b": b, "seed": 0}, score(a, b, 0)) for a in (1.0, 2.0) for b in (3.0, 4.0, 5.0)
+    ]
+    (figure,) = draw_figures(["method.a", "method.b", "seed"], two)
+    assert figure.data[0]["x"] == ["1", "2"] and figure.data[0]["y"] == ["3", "4", "5"]
+    assert figure.data[0]["z"] == [[pytest.approx(a * b) for a in (1, 2)] for b in (3, 4, 5)]
+    best = [shape for shape in figure.layout["shapes"] if "dash" not in shape["line"]]
+    assert [(round(box["x0"] + box["x1"]) / 2, round(box["y0"] + box["y1"]) / 2) for box in best] == [(1, 2)]
+    three = [
+        outcome({"method.a": a, "method.b": b, "method.c": c, "seed": 0}, score(a, b, c))
+        for a in (1.0, 2.0) for b in (3.0, 4.0) for c in (0.0, 9.0)
+    ]  # fmt: skip
+    pairs, beside = draw_figures(["method.a", "method.b", "method.c", "seed"], three)
+    options = {option.name: option.traces["z"][0] for option in pairs.choices[0].options}
+    assert options["a and b"] == [[pytest.approx(a * b + 9) for a in (1, 2)] for b in (3, 4)]
+    assert options["a and c"] == [[pytest.approx(a * 4 + c) for a in (1, 2)] for c in (0, 9)]
+    assert [dimension["label"] for dimension in beside.data[0]["dimensions"]] == ["a", "b", "c", "score"]
+    assert len(beside.table.rows) == 8 and beside.table.rows[0][:3] == ["2", "4", "9"]
+
+
+def test_figure_of_methods_has_one_line_per_method() -> None:
+    runs = [
+        outcome({"method": name, "method.lr": lr, "seed": 0}, lr / k)
+        for k, name in ((2, "fedavg"), (3, "local"))
+        for lr in (0.1, 0.9)
+    ]
+    (figure,) = draw_figures(["method", "method.lr", "seed"], runs)
+    assert {trace["name"]: trace["y"] for trace in figure.data if "error_y" in trace} == {
+        "FedAvg": pytest.approx([5, 45]),
+        "Local training": pytest.approx([10 / 3, 30], rel=1e-4),
+    }
+    runs += [
+        outcome({"method": "fedprox", "method.lr": lr, "method.mu": mu, "seed": 0}, lr * mu)
+        for lr in (0.1, 0.9)
+        for mu in (0.1, 0.2)
+    ]
+    best, *others = draw_figures(["method", "method.lr", "method.mu", "seed"], runs)
+    assert dict(zip(best.data[0]["x"], best.data[0]["y"], strict=True)) == pytest.approx(
+        {"FedAvg": 45, "Local training": 30, "FedProx": 18}
+    )
+    assert len(others) == 3 and "The best setting is FedProx, lr = 0.9, mu = 0.2" in others[-1].summary
+
+
+def test_figures_escape_markup_in_values() -> None:
+    runs = [
+        outcome({"data.name<b>": f"<a href='x'>{n}", "method.lr": lr, "seed": 0}, lr)
+        for n in (1, 2)
+        for lr in (0.1, 0.2)
+    ]
+    text = json.dumps([[list(f.data), f.layout] for f in draw_figures(["data.name<b>", "method.lr", "seed"], runs)])
+    assert "href" in text and "<a" not in text and "<b" not in text

@@ -1,0 +1,33 @@
+"""Catalog of all methods: paper, download, upload, and client state."""
+
+from pathlib import Path
+
+import pytest
+
+from fedtailor.methods import METHODS
+from fedtailor.methods.catalog import as_markdown, catalog
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_catalog_entry_of_each_method_is_complete(name: str) -> None:
+    entry = catalog()[name]
+    if name == "local":  # the baseline has no paper
+        assert entry.paper.startswith("Local training")
+        return
+    assert entry.authors and entry.title and entry.venue
+    assert entry.year.isdigit() or entry.venue == "under review"
+    assert entry.download and entry.upload and entry.client_state
+
+
+def test_index_page_equals_generated_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regenerate the page with python -m fedtailor.methods.catalog > docs/methods/index.md."""
+    monkeypatch.chdir(ROOT)
+    assert (ROOT / "docs/methods/index.md").read_text() == as_markdown()
+
+
+def test_index_page_links_all_method_pages() -> None:
+    pages = {path.stem for path in (ROOT / "docs/methods").glob("*.md")} - {"index"}
+    text = (ROOT / "docs/methods/index.md").read_text()
+    assert pages and all(f"[{catalog()[page].display_name}]({page}.md)" in text for page in pages)

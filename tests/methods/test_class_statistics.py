@@ -1,0 +1,88 @@
+"""Class counts, class means, the head as a separate function, and the MMD between two sets of features."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtailor as ft
+from conftest import TinyNet, error_message, same, tiny_federation
+from fedtailor.core.trees import Tree
+from fedtailor.methods._shared.class_statistics import class_counts
+from fedtailor.methods._shared.mmd import squared_mmd
+from fedtailor.methods._shared.prototypes import prototypes
+from support.contexts import params_of, run_both
+
+
+def test_class_counts_and_prototypes_equal_direct_computation(net: nn.Module) -> None:
+    fed, model, params = tiny_federation(), ft.wrap(net), params_of(net)
+
+    def statistics(ctx: ft.ClientContext) -> Tree:
+        return {"counts": class_counts(ctx), "means": prototypes(ctx, params)}
+
+    found, mapped = run_both(net, statistics)
+    assert same(found, mapped, tolerance=1e-12)
+    for client in range(4):
+        features = model.features(params, fed.x[fed.train[client]])
+        y = fed.y[fed.train[client]]
+        assert found["counts"][client].tolist() == torch.bincount(y, minlength=3).tolist()
+        for number in range(3):
+            assert bool(found["means"].present[client, number]) == bool((y == number).any())
+            if (y == number).any():
+                assert torch.allclose(found["means"].values[client, number], features[y == number].mean(0), atol=1e-12)
+
+
+def test_head_output_on_features_equals_whole_model(net: nn.Module) -> None:
+    model, params, x = ft.wrap(net), params_of(net), torch.randn(6, 4, dtype=torch.float64)
+    _, head = model.split(params)
+    assert torch.equal(model.head_output(head, model.features(params, x)), model.logits(params, x))
+    assert model.head_size == (3, 5)
+
+
+class TiedNet(nn.Module):
+    """A network whose head shares its weights with another layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head.weight = self.fc.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.fc(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("method", [ft.methods.FedRoD(), ft.methods.FedGH(), ft.methods.FedCP()])
+def test_methods_with_separate_head_reject_tied_weights(method: ft.Method) -> None:
+    fed, net = tiny_federation(), TiedNet().double()
+    assert "another layer" in error_message(lambda: ft.simulate(method, net, fed, rounds=1, dtype=torch.float64))
+
+
+def test_head_size_without_linear_classifier_raises() -> None:
+    class Deep(TinyNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Sequential(nn.Linear(5, 3))  # type: ignore[assignment]
+
+    assert "classification" in error_message(lambda: ft.wrap(Deep()).head_size)
+    assert "classification" in error_message(lambda: ft.wrap(TinyNet(), loss="regression").head_size)
+
+
+def test_split_batch_norm_finds_layers_by_type() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Sequential(nn.BatchNorm1d(5)), nn.Linear(5, 3))
+    model = ft.wrap(net, head="3")
+    rest, norms = model.split(model.init(0), "batch_norm")
+    assert {name.rpartition(".")[0] for name in norms} == {"1", "2.0"} and len(norms) == 8
+    assert {name.rpartition(".")[0] for name in rest} == {"0", "3"}
+
+
+@pytest.mark.parametrize("bandwidths", [[1.0], [0.5, 20.0]])
+def test_squared_mmd_equals_definition_and_ignores_padding(bandwidths: list[float]) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 4, 3, dtype=torch.float64)
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return sum((torch.exp(-(a - b).square().sum() / w) for w in bandwidths), start=torch.tensor(0.0))
+
+    pairs = [(i, j) for i in range(3) for j in range(3)]
+    expected = sum(kernel(x[i], x[j]) + kernel(y[i], y[j]) - 2 * kernel(x[i], y[j]) for i, j in pairs) / 9
+    weight = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    assert torch.allclose(squared_mmd(x, y, weight, bandwidths), torch.as_tensor(expected), atol=1e-12)

@@ -1,0 +1,215 @@
+"""Contract of all registered methods: pure hooks, safe under vmap, constant shapes, no hidden communication."""
+
+import copy
+import dataclasses
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedtailor as ft
+from conftest import METHOD_PARAMS, apply_mapped, same, tiny_federation
+from fedtailor.core.trees import Tree, flatten, take
+from fedtailor.methods import METHODS
+from fedtailor.training.config import TrainingConfig
+from fedtailor.training.simulated_server import SimulatedServer
+
+EACH_METHOD = pytest.mark.parametrize("name", METHODS)
+SOME_METHODS = pytest.mark.parametrize("name", METHOD_PARAMS)
+SMALL_STEPS: dict[str, dict[str, Any]] = {  # fields for a small step size, where `lr` alone does not set it
+    "fedapm": {"lr": 0.02, "alpha": "one"},
+    "lag": {"inner": ft.methods.FedAvg(lr=0.02)},
+}
+BOTH_SCHEDULES = pytest.mark.parametrize(
+    "schedule", [[[0, 1, 2, 3]] * 3, [[0, 3], [1, 2, 3], [3]]], ids=["full", "partial"]
+)
+
+
+def make_server(method: ft.Method, net: nn.Module, rounds: int = 3, batch_size: int = 2) -> SimulatedServer:
+    fed = tiny_federation()
+    settings = TrainingConfig(batch_size=batch_size, engine="sequential", device="cpu", dtype="float64")
+    return SimulatedServer.build(settings, method, ft.wrap(net), fed, [[0, 1, 2, 3]] * rounds)
+
+
+def make_normalized_net() -> nn.Module:
+    """Return a small network with batch normalization for the digits data set."""
+    torch.manual_seed(0)
+    layers = {"flat": nn.Flatten(), "fc": nn.Linear(64, 32), "norm": nn.BatchNorm1d(32), "bend": nn.ReLU()}
+    return nn.Sequential(OrderedDict(layers | {"head": nn.Linear(32, 10)}))
+
+
+@EACH_METHOD
+def test_method_is_frozen_dataclass_with_citation(name: str) -> None:
+    method = METHODS[name]()
+    assert dataclasses.is_dataclass(method)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(method, dataclasses.fields(method)[0].name, 1)
+    assert method.__doc__
+    assert not method.__doc__.startswith(f"{type(method).__name__}(")  # the docstring that dataclass generates
+
+
+@EACH_METHOD
+def test_train_is_pure(name: str, net: nn.Module) -> None:
+    """The same arguments give the same results and are not modified."""
+    simulated = make_server(METHODS[name](), net)
+    clients = [0, 1, 2, 3]
+    states, sent = simulated.states.get(clients, simulated.device), simulated.method.send(simulated.state, clients, 1)
+    before = copy.deepcopy((flatten(states), flatten(sent)))
+    first = simulated.engine.apply(simulated._train, 1, clients, states, sent)
+    again = simulated.engine.apply(simulated._train, 1, clients, states, sent)
+    assert same(first, again)
+    assert same(before[0], flatten(states)) and same(before[1], flatten(sent))
+
+
+@EACH_METHOD
+def test_server_hooks_do_not_modify_state(name: str, net: nn.Module) -> None:
+    simulated = make_server(METHODS[name](), net)
+    before = copy.deepcopy(simulated.state)
+    original = simulated.state
+    simulated.train_round(1, [0, 1, 2, 3])
+    assert same(before, original)
+
+
+@EACH_METHOD
+@BOTH_SCHEDULES
+def test_vmap_over_clients_equals_sequential(name: str, schedule: list[list[int]], net: nn.Module) -> None:
+    """Sequential and vectorized execution agree to 1e-9, with clients of 9, 4, 7, and 1 samples and batches of 2."""
+    simulated = make_server(METHODS[name](), net)
+    for number, clients in enumerate(schedule, start=1):
+        states, sent = (
+            simulated.states.get(clients, simulated.device),
+            simulated.method.send(simulated.state, clients, number),
+        )
+        trained = simulated.engine.apply(simulated._train, number, clients, states, sent)
+        trained_mapped = apply_mapped(
+            simulated.shared, simulated.train, simulated._train, number, clients, states, sent
+        )
+        assert same(trained, trained_mapped, tolerance=1e-9)
+        personal = simulated.engine.apply(simulated.method.personalize, number, clients, states, sent)
+        personal_mapped = apply_mapped(
+            simulated.shared, simulated.train, simulated.method.personalize, number, clients, states, sent
+        )
+        assert same(personal, personal_mapped, tolerance=1e-9)
+        metrics = simulated.engine.apply(simulated.method.evaluation_metrics, number, clients, states, sent)
+        metrics_mapped = apply_mapped(
+            simulated.shared, simulated.train, simulated.method.evaluation_metrics, number, clients, states, sent
+        )
+        assert same(metrics, metrics_mapped, tolerance=1e-9)
+        simulated.train_round(number, clients)
+
+
+@EACH_METHOD
+@BOTH_SCHEDULES
+def test_states_and_messages_keep_names_shapes_and_dtypes(name: str, schedule: list[list[int]], net: nn.Module) -> None:
+    simulated = make_server(METHODS[name](), net)
+
+    def shapes(tree: Tree) -> dict[str, Any]:
+        return {path: (leaf.shape, leaf.dtype) for path, leaf in flatten(tree).items()}
+
+    def schema() -> dict[str, Any]:
+        return shapes({"server": simulated.state, "client": simulated.states.get_one(0)})
+
+    def message() -> dict[str, Any]:
+        return shapes(take(simulated.method.send(simulated.state, [0], 1), 0))
+
+    before, first = schema(), message()
+    for number, clients in enumerate(schedule, start=1):
+        simulated.train_round(number, clients)
+        assert schema() == before
+        assert message().items() <= first.items()  # a message may omit names in later rounds
+
+
+@EACH_METHOD
+def test_absent_clients_keep_their_state(name: str, net: nn.Module) -> None:
+    simulated = make_server(METHODS[name](), net)
+    simulated.train_round(1, [0, 1])
+    before = copy.deepcopy(simulated.states.get_one(0))
+    simulated.train_round(2, [1, 2, 3])
+    assert same(before, simulated.states.get_one(0))
+
+
+@EACH_METHOD
+def test_train_depends_on_other_clients_only_through_message(name: str, net: nn.Module) -> None:
+    """With state and message fixed, the data of other clients does not change what a client computes."""
+    original, changed = make_server(METHODS[name](), net), make_server(METHODS[name](), net)
+    others = torch.cat([changed.train[client] for client in (1, 2, 3)])
+    changed.shared.x[others] = 7.0
+    results = []
+    for simulated in (original, changed):
+        states, sent = simulated.states.get([0], simulated.device), simulated.method.send(simulated.state, [0], 1)
+        results.append(simulated.engine.apply(simulated._train, 1, [0], states, sent))
+    assert same(results[0], results[1])
+
+
+@EACH_METHOD
+def test_client_without_participation_has_initial_model(name: str, net: nn.Module) -> None:
+    """At the moment `trained`, a client that never took part has the initial model or one that the server generates."""
+    run = ft.simulate(METHODS[name](), net, tiny_federation(), schedule=[[0, 1]] * 2, dtype=torch.float64)
+    never = run.personal(3, moment="trained")
+    initial = flatten(take(make_server(METHODS[name](), net, rounds=2, batch_size=9).trained_models([3]), 0))
+    assert same(never, initial)
+    # these models are generated by a hypernetwork, or fine-tuned before use
+    if name not in ("pfedhn", "fedavgft", "fedbabu", "perfedavg"):
+        shared = {name: weight.double() for name, weight in net.state_dict().items()}
+        assert same({name: never[name] for name in shared}, shared, tolerance=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("local", "fedavg")])
+def test_method_differs_from_local_training_and_fedavg(name: str, net: nn.Module) -> None:
+    """Compared with default fields after three rounds; without batch normalization, FedBN equals FedAvg."""
+    if name == "fedbn":
+        net = nn.Sequential(OrderedDict(fc=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), head=nn.Linear(5, 3))).double()
+
+    def final_models(method: ft.Method) -> list[Tree]:
+        run = ft.simulate(method, net, tiny_federation(), rounds=3, batch_size=2, dtype=torch.float64)
+        models = [run.personal(client, moment) for client in range(4) for moment in ("received", "trained")]
+        return [{name: model[name] for name in net.state_dict()} for model in models]
+
+    models, *others = (final_models(METHODS[n]()) for n in (name, "local", "fedavg"))
+    for other in others:
+        assert not all(same(a, b, tolerance=1e-6) for a, b in zip(models, other, strict=True))
+
+
+@SOME_METHODS
+@pytest.mark.parametrize("clients", [5, 1])
+def test_method_reduces_training_loss(name: str, clients: int) -> None:
+    """The training loss after a few rounds is clearly below its initial value, also with a single client."""
+    fed = ft.load("digits", clients=clients, alpha=1.0, seed=3)
+    model = ft.network("mlp", fed, hidden=(32,))
+    run = ft.simulate(METHODS[name](), model, fed, rounds=8, batch_size=16, evaluate_every=8)
+    initial_loss = torch.log(torch.tensor(10.0))  # loss of uniform predictions
+    assert run.records[-1]["loss"] < 0.75 * float(initial_loss)
+    assert run.records[-1]["accuracy_received"] > 0.3  # 0.1 by guessing
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ft.methods.FedExP(lr=0.05, epsilon=1e-9), ft.methods.PFedMe(lr=0.01, steps=3, beta=4.0),
+        ft.methods.FedADMM(lr=0.05),
+        ft.methods.FedAPM(alpha="one", lr=0.05), ft.methods.SelfFL(lr=0.05, warmup=0, default_steps=3),
+        ft.methods.FedAPA(lr=0.05, clip=False, printed_sign=True, weight_lr=0.05),
+        ft.methods.LAG(ft.methods.FedExP(lr=0.05, epsilon=1e-9), threshold=0.9),
+    ],
+    ids=lambda method: type(method).__name__,
+)  # fmt: skip
+def test_extrapolation_keeps_running_variances_nonnegative(method: ft.Method) -> None:
+    fed = ft.load("digits", clients=4, alpha=0.1, seed=1)
+    run = ft.simulate(method, make_normalized_net(), fed, rounds=5, batch_size=16, evaluate_every=5)
+    models = [run.personal(client, moment) for client in range(4) for moment in ("received", "trained")]
+    variances = {n: leaf for n, leaf in flatten(run.server).items() if n.endswith("running_var")}
+    for tree in (variances, *models):
+        assert all(float(leaf.min()) >= 0 for name, leaf in tree.items() if name.endswith("running_var"))
+
+
+@SOME_METHODS
+def test_batch_norm_statistics_are_those_of_data(name: str) -> None:
+    """A personal model has running statistics of real data, so its accuracy is above that of guessing."""
+    fed = ft.load("digits", clients=3, partition="iid", seed=1)
+    fields = SMALL_STEPS.get(name, {"lr": 0.02})
+    run = ft.simulate(METHODS[name](**fields), make_normalized_net(), fed, rounds=3, batch_size=16, evaluate_every=3)
+    assert run.records[-1]["accuracy_trained"] > 0.5
+    assert float(run.personal(0)["norm.running_var"].min()) >= 0
+    assert not torch.equal(run.personal(0)["norm.running_mean"], torch.zeros(32))

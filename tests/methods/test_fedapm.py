@@ -1,0 +1,595 @@
+"""FedAPM, FedAlt, and FedSim compared with their literal versions and with statements of the papers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtailor as ft
+from conftest import error_message, same, tiny_federation
+from fedtailor.core.trees import flatten
+from fedtailor.methods import FedAlt, FedAPM, FedSim
+from support import literal_fedapm as literal
+from support.problem import FULL, PARTIAL, Problem, ThreeLayers, Weights, make_problem
+
+EXACT = 1e-10
+SCHEDULES = {"full": FULL, "partial": PARTIAL}
+NAMED = {"output": ["head"], "input": ["fc1"]}  # layers of the named splits in ThreeLayers
+
+
+def make_fedapm(**fields: Any) -> FedAPM:
+    """Create FedAPM with the values of the paper, which are the defaults of the literal version."""
+    return FedAPM(**{"rho": 0.01, "accuracy_decay": 0.9} | fields)
+
+
+def layers_of(split: Any) -> Sequence[str]:
+    return NAMED[split] if isinstance(split, str) else list(split)
+
+
+def reference(problem: Problem, schedule: Sequence[Sequence[int]], **fields: Any) -> list[literal.State]:
+    return literal.fedapm(problem, schedule, settings(**fields))
+
+
+def settings(split: Any = "output", **fields: Any) -> literal.Settings:
+    return literal.Settings(layers=layers_of(split), **fields)
+
+
+def state(client: literal.Client) -> dict[str, Any]:
+    """Return the state of a literal client in the form of the library."""
+    accuracy = torch.tensor(client.ξ, dtype=torch.float64)
+    return {"personal": client.v, "shared": client.u, "dual": client.π, "accuracy": accuracy}
+
+
+def assert_equal(run: ft.Run, end: literal.State, tolerance: float = EXACT) -> None:
+    assert same(run.server, {"params": end.u}, tolerance)
+    for i, client in enumerate(end.clients):
+        assert same(run.client(i), state(client), tolerance)
+        assert same(run.personal(i, "received"), client.v | end.u, tolerance)
+        assert same(run.personal(i, "trained"), client.v | client.u, tolerance)
+
+
+def assert_finite(run: ft.Run) -> None:
+    """Check that all values in states, models, and records are finite."""
+    trees = [run.server]
+    for i in range(run.num_clients):
+        trees += [run.client(i), run.personal(i, "received"), run.personal(i, "trained")]
+    assert all(bool(leaf.isfinite().all()) for tree in trees for leaf in flatten(tree).values())
+    for record in run.records:
+        found = list(record["method_metrics"].values()) + [
+            n for own in record["per_client"].values() for n in own.values()
+        ]
+        assert all(math.isfinite(number) for number in found)
+
+
+def flatten_shared(result: literal.State | literal.Partial) -> Tensor:
+    """Return the shared weights as one vector."""
+    return torch.cat([weight.flatten() for weight in result.u.values()])
+
+
+# 1. comparison with the literal versions
+
+CASES: dict[str, dict[str, Any]] = {
+    "defaults": {"lr": 1.0},
+    "alpha by size": {"lr": 1.0, "alpha": "size"},
+    "alpha one": {"lr": 0.2, "alpha": "one"},
+    "strong penalties": {"lr": 0.8, "rho": 0.3, "sigma": 0.2},
+    "no early stopping": {"lr": 1.0, "accuracy_start": 0},
+    "absolute accuracy": {"lr": 1.0, "accuracy_start": 0.002, "accuracy_decay": 0.8},
+    "unequal epochs": {"lr": 0.7, "epochs_personal": 1, "epochs_shared": 4, "accuracy_start": 0.0005},
+    "weight decay": {"lr": 1.0, "weight_decay": 0.01},
+    "personal input": {"lr": 1.0, "split": "input"},
+    "list of layers": {"lr": 1.0, "split": ["fc2"]},
+    "tuple of layers": {"lr": 1.0, "split": ("fc1", "head")},
+    "start received": {"lr": 1.0, "start": "received", "accuracy_start": 0.001},
+    "start received, accuracy decay": {"lr": 1.0, "start": "received", "accuracy_decay": 0.5},
+    "together": {"lr": 1.0, "order": "together", "accuracy_start": 0},
+    "together, stopping": {"lr": 1.0, "order": "together", "accuracy_decay": 0.5},
+    "together with decay": {"lr": 0.5, "order": "together", "accuracy_start": 0, "weight_decay": 0.01, "rho": 0.2},
+    "together and received": {"lr": 1.0, "order": "together", "start": "received", "accuracy_start": 0},
+    "no duals": {"lr": 1.0, "duals": False},
+    "Eq. 9 as printed": {"lr": 0.3, "printed_loss": True},
+    "no duals, strong penalty": {"lr": 1.0, "duals": False, "rho": 0.3, "accuracy_start": 0},
+    "no duals, no penalty": {"lr": 1.0, "duals": False, "rho": 0.0, "sigma": 0.0, "accuracy_start": 0},
+}
+
+
+@cache
+def case(name: str, participation: str) -> list[literal.State]:
+    return reference(make_problem(), SCHEDULES[participation], **CASES[name])
+
+
+@pytest.mark.parametrize("participation", SCHEDULES)
+@pytest.mark.parametrize("name", CASES)
+def test_fedapm_equals_literal_version(name: str, participation: str) -> None:
+    run = make_problem().run(make_fedapm(**CASES[name]), SCHEDULES[participation])
+    history = case(name, participation)
+    assert_equal(run, history[-1])
+    for record, after in zip(run.records, history[1:], strict=True):
+        assert record["per_client"]["drift"] == pytest.approx(after.drift, rel=EXACT, abs=EXACT)
+
+
+@pytest.mark.parametrize("participation", SCHEDULES)
+def test_each_case_gives_different_result(participation: str) -> None:
+    """Each field has an effect, so the comparisons above cannot pass if a field is ignored."""
+    ends = {name: flatten_shared(case(name, participation)[-1]) for name in CASES if "split" not in CASES[name]}
+    for name, end in ends.items():
+        assert bool(end.isfinite().all()) and float(end.abs().max()) < 10
+        for other in ends:
+            assert name == other or float((end - ends[other]).abs().max()) > 1e-6
+
+
+@pytest.mark.parametrize("participation", SCHEDULES)
+@pytest.mark.parametrize("name", ["defaults", "alpha by size", "strong penalties", "absolute accuracy", "weight decay"])
+def test_some_clients_stop_early_and_some_do_not(name: str, participation: str) -> None:
+    """This concerns the literal version; otherwise, the cases would not test early stopping."""
+    epochs_made = [epochs for after in case(name, participation)[1:] for epochs in after.epochs.values()]
+    assert min(epochs_made) < 3 and max(epochs_made) > 0 and len(set(epochs_made)) > 1
+
+
+def test_printed_loss_omits_alpha_in_personal_step() -> None:
+    """Equation 9: in round 1, the personal step equals that with α_i = 1."""
+    problem, all_clients = make_problem(), [[0, 1, 2, 3, 4]]
+    printed = problem.run(make_fedapm(lr=0.2, printed_loss=True), all_clients)
+    one, ours = (
+        problem.run(make_fedapm(lr=0.2, alpha="one"), all_clients),
+        problem.run(make_fedapm(lr=0.2), all_clients),
+    )
+    for i in range(5):
+        assert same(printed.client(i)["personal"], one.client(i)["personal"], 1e-12)
+        assert not same(printed.client(i)["personal"], ours.client(i)["personal"], 1e-6)
+
+
+def test_accuracy_is_unknown_before_first_participation() -> None:
+    problem = make_problem()
+    run = problem.run(make_fedapm(lr=1.0), [[0, 1]])
+    assert [float(run.client(i)["accuracy"]) > 0 for i in range(5)] == [True, True, False, False, False]
+    assert all(float(run.client(i)["accuracy"]) == -1 for i in (2, 3, 4))
+    known = problem.run(make_fedapm(lr=1.0, accuracy_start=0.5, accuracy_decay=0.5), [[0, 1], [1]])
+    assert [float(known.client(i)["accuracy"]) for i in range(5)] == [0.25, 0.125, 0.5, 0.5, 0.5]
+
+
+BASELINES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "alt": (FedAlt, {"lr": 0.2}),
+    "alt, more epochs": (FedAlt, {"lr": 0.2, "epochs": 3, "momentum": 0.5}),
+    "alt, decay": (FedAlt, {"lr": 0.2, "weight_decay": 0.01, "split": "input"}),
+    "sim": (FedSim, {"lr": 0.2}),
+    "sim, more epochs": (FedSim, {"lr": 0.2, "epochs": 3, "momentum": 0.5}),
+    "sim, decay": (FedSim, {"lr": 0.2, "weight_decay": 0.01, "split": ["fc2"]}),
+}
+
+
+def literal_baseline(
+    problem: Problem,
+    schedule: Sequence[Sequence[int]],
+    kind: Any,
+    weights: str,
+    fields: dict[str, Any],
+) -> literal.Partial:
+    fields = dict[str, Any](split="output", epochs=1) | fields
+    layers, each = layers_of(fields.pop("split")), fields.pop("epochs")
+    epochs = (each, each) if kind is FedAlt else each
+    return literal.partial_personalization(problem, schedule, layers=layers, weights=weights, epochs=epochs, **fields)
+
+
+def assert_equal_baseline(run: ft.Run, end: literal.Partial, tolerance: float = EXACT) -> None:
+    """Compare the shared part and the personal models at both moments."""
+    assert same(run.server, {"params": end.u}, tolerance)
+    for i, (v, u) in enumerate(zip(end.v, end.trained, strict=True)):
+        assert same(run.client(i)["personal"], v, tolerance)
+        assert same(run.personal(i, "received"), v | end.u, tolerance)
+        assert same(run.personal(i, "trained"), v | u, tolerance)
+
+
+@pytest.mark.parametrize("participation", SCHEDULES)
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+@pytest.mark.parametrize("name", BASELINES)
+def test_fedalt_and_fedsim_equal_literal_versions(name: str, weights: str, participation: str) -> None:
+    kind, fields = BASELINES[name]
+    problem, schedule = make_problem(), SCHEDULES[participation]
+    run = problem.run(kind(weights=weights, **fields), schedule)
+    assert_equal_baseline(run, literal_baseline(problem, schedule, kind, weights, fields))
+    assert all(run.client(i).keys() == {"personal"} for i in range(5))
+
+
+def test_fedalt_and_fedsim_default_weights_are_size() -> None:
+    problem = make_problem()
+    for kind in (FedAlt, FedSim):
+        by_default, by_size = problem.run(kind(lr=0.2), PARTIAL), problem.run(kind(lr=0.2, weights="size"), PARTIAL)
+        assert same(by_default.server, by_size.server)
+
+
+# 2. limiting cases and identities
+
+REDUCED: dict[str, Any] = {
+    "lr": 0.2, "duals": False, "rho": 0.0, "sigma": 0.0, "alpha": "one", "accuracy_start": 0, "start": "received",
+    "epochs_personal": 2, "epochs_shared": 2,
+}  # fmt: skip
+
+
+def test_fedapm_without_duals_and_penalties_equals_fedalt() -> None:
+    problem = make_problem()
+    reduced = problem.run(make_fedapm(**REDUCED), FULL)
+    alt = problem.run(FedAlt(lr=0.2, epochs=2, weights="uniform"), FULL)
+    assert_same_models(reduced, alt)
+
+
+def test_fedapm_together_without_duals_and_penalties_equals_fedsim() -> None:
+    problem = make_problem()
+    reduced = problem.run(make_fedapm(**REDUCED, order="together"), FULL)
+    sim = problem.run(FedSim(lr=0.2, epochs=2, weights="uniform"), FULL)
+    assert_same_models(reduced, sim)
+
+
+def assert_same_models(a: ft.Run, b: ft.Run) -> None:
+    assert same(a.server, b.server, 1e-12)
+    for i in range(a.num_clients):
+        for moment in ("received", "trained"):
+            assert same(a.personal(i, moment), b.personal(i, moment), 1e-12)
+
+
+@pytest.mark.parametrize(("kind", "order", "epochs"), [(FedAlt, "alternate", (2, 2)), (FedSim, "together", 2)])
+def test_reduced_fedapm_with_partial_participation_averages_stored_copies(kind: Any, order: str, epochs: Any) -> None:
+    problem = make_problem()
+    run = problem.run(make_fedapm(**REDUCED | {"order": order}), PARTIAL)
+    fresh, stale = (
+        literal.partial_personalization(problem, PARTIAL, layers=["head"], lr=0.2, weights=weights, epochs=epochs)
+        for weights in ("uniform", "stored")
+    )
+    assert_equal_baseline(run, stale, 1e-12)
+    assert float((flatten_shared(stale) - flatten_shared(fresh)).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "fields", [{"lr": 1.0}, {"lr": 0.8, "rho": 0.3, "accuracy_start": 0}, {"lr": 1.0, "start": "received"}]
+)
+@pytest.mark.parametrize("participation", SCHEDULES)
+def test_duals_and_penalty_gradients_sum_to_zero(participation: str, fields: dict[str, Any]) -> None:
+    """Σ_i [π_i + ρ(u_i − u)] = 0 after each round, although neither sum is 0; this follows from Eq. 8."""
+    problem, schedule = make_problem(), SCHEDULES[participation]
+    rho = fields.get("rho", 0.01)
+    for length in range(1, len(schedule) + 1):
+        run = problem.run(make_fedapm(**fields), schedule[:length])
+        clients, u = [run.client(i) for i in range(5)], run.server["params"]
+        for name in u:
+            duals = sum(client["dual"][name] for client in clients)
+            gaps = sum(rho * (client["shared"][name] - u[name]) for client in clients)
+            assert float((duals + gaps).abs().max()) < 1e-12
+            assert float(duals.abs().max()) > 1e-6
+
+
+def test_absent_clients_keep_state() -> None:
+    problem = make_problem()
+    runs = [problem.run(make_fedapm(lr=1.0), PARTIAL[:length]) for length in range(1, len(PARTIAL) + 1)]
+    for (before, after), clients in zip(pairwise(runs), PARTIAL[1:], strict=True):
+        for i in range(5):
+            assert same(before.client(i), after.client(i)) == (i not in clients)
+
+
+# 3. method metrics
+
+
+@pytest.mark.parametrize("participation", SCHEDULES)
+@pytest.mark.parametrize(
+    "name", ["defaults", "alpha by size", "strong penalties", "absolute accuracy", "start received"]
+)
+def test_method_metrics_equal_definitions(name: str, participation: str) -> None:
+    problem, fields = make_problem(), settings(**CASES[name])
+    run = problem.run(make_fedapm(**CASES[name]), SCHEDULES[participation])
+    for record, after in zip(run.records, case(name, participation)[1:], strict=True):
+        each = {i: literal.lagrangian(problem, fields, after, i) for i in range(5)}
+        assert record["per_client"]["lagrangian"] == pytest.approx(each, rel=EXACT, abs=EXACT)
+        assert record["method_metrics"] == pytest.approx(
+            {
+                "lagrangian": literal.total_lagrangian(problem, fields, after),
+                "lyapunov": literal.lyapunov(problem, fields, after),
+                "residual": literal.residual(problem, fields, after),
+            },
+            rel=EXACT,
+            abs=EXACT,
+        )
+
+
+def test_drift_is_recorded_in_rounds_without_evaluation() -> None:
+    problem = make_problem()
+    method, settings = make_fedapm(lr=1.0), {"batch_size": 3, "dtype": torch.float64, "schedule": PARTIAL}
+    every = problem.run(method, PARTIAL)
+    sparse = ft.simulate(method, problem.net, problem.fed, evaluate_every=3, **settings)  # type: ignore[arg-type]
+    for record, same_round in zip(sparse.records, every.records, strict=True):
+        assert record["per_client"]["drift"] == same_round["per_client"]["drift"]
+        assert record["per_client"]["drift"].keys() == set(record["clients"])
+        evaluated = "lagrangian" in record["per_client"]
+        assert evaluated == (record["round"] in (3, 6, 7))
+        assert not evaluated or record["method_metrics"] == same_round["method_metrics"]
+
+
+def test_method_metrics_sum_over_evaluated_clients() -> None:
+    problem, fields = make_problem(), CASES["strong penalties"]
+    run = ft.simulate(
+        make_fedapm(**fields), problem.net, problem.fed, evaluate="participants", batch_size=3, dtype=torch.float64,
+        schedule=PARTIAL,
+    )  # fmt: skip
+    history = case("strong penalties", "partial")
+    for record, after in zip(run.records, history[1:], strict=True):
+        each = {i: literal.lagrangian(problem, settings(**fields), after, i) for i in record["clients"]}
+        assert record["per_client"]["lagrangian"] == pytest.approx(each, rel=EXACT)
+        assert record["method_metrics"]["lagrangian"] == pytest.approx(sum(each.values()), rel=EXACT)
+        accuracy = sum(after.clients[i].ξ for i in record["clients"])
+        lyapunov = sum(each.values()) + 29 * accuracy / (0.3 * (1 - 0.9))
+        assert record["method_metrics"]["lyapunov"] == pytest.approx(lyapunov, rel=EXACT)
+
+
+# 4. Lemma 1, on quadratics
+
+
+class SumNet(nn.Module):
+    """A sum of a personal and a shared linear map of different inputs; the squared error is quadratic in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.shared = nn.Linear(2, 1), nn.Linear(2, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.own(x[:, :2]) + self.shared(x[:, 2:])  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic(Problem):
+    """A regression problem with a quadratic loss."""
+
+    def loss(self, weights: Weights, samples: Tensor) -> Tensor:
+        outputs: Tensor = torch.func.functional_call(self.net, weights, (self.fed.x[samples],))
+        return (outputs[:, 0] - self.fed.y[samples]).square().mean()
+
+    def run(self, method: ft.Method, schedule: Sequence[Sequence[int]]) -> ft.Run:
+        model = ft.wrap(self.net, head=None, loss="regression")
+        return ft.simulate(
+            method,
+            model,
+            self.fed,
+            schedule=schedule,
+            batch_size=self.batch_size,
+            dtype=torch.float64,
+            engine="sequential",
+        )
+
+    def lipschitz(self, client: int) -> tuple[float, float, float]:
+        """Return (L_v, L_u, L_uv), the norms of the blocks of the Hessian 2/n Σ φφᵀ.
+
+        φ is (x₁, x₂, 1) for v and (x₃, x₄) for u.
+        """
+        x = self.fed.x[self.all_samples(client)]
+        of_v, of_u = torch.cat([x[:, :2], torch.ones_like(x[:, :1])], 1), x[:, 2:]
+        blocks = [of_v.T @ of_v, of_u.T @ of_u, of_u.T @ of_v]
+        own, shared, mixed = [float(torch.linalg.matrix_norm(2 * block / len(x), 2)) for block in blocks]
+        return own, shared, mixed
+
+
+def make_quadratic() -> Quadratic:
+    """Create clients with opposite optima of the shared part, so that agreement depends on the dual variables."""
+    random = torch.Generator().manual_seed(0)
+
+    def client(size: int, scale: float, sign: int) -> tuple[Tensor, ...]:
+        x = scale * torch.randn(size + 3, 4, generator=random, dtype=torch.float64)
+        y = x @ torch.tensor([0.5, -0.5, 2.0 * sign, sign], dtype=torch.float64)
+        return x[:size], y[:size], x[size:], y[size:]
+
+    torch.manual_seed(0)
+    clients = [client(6, 1.0, 1), client(7, 0.8, -1), client(5, 1.2, 1), client(6, 1.0, -1)]
+    return Quadratic(ft.Federation.from_arrays(clients), SumNet().double(), batch_size=7)  # type: ignore[arg-type]
+
+
+def fields_within_lemma(problem: Quadratic, alpha: str, sigma_over_rho: float) -> dict[str, Any]:
+    """Return fields that satisfy Lemma 1.
+
+    ρ is the smallest value that the lemma allows. The learning rate and the numbers of epochs solve both subproblems
+    (each step reduces the error of v by the factor 1 − ησ). ξ soon falls below the changes of the Lagrangian.
+    """
+    fields = literal.Settings(layers=["own"], lr=1.0, alpha=alpha)
+    weights = [literal.client_alpha(problem, fields, i) for i in range(problem.num_clients)]
+    constants = [problem.lipschitz(i) for i in range(problem.num_clients)]
+    rho = 3 * max(a * max(shared, mixed) for a, (_, shared, mixed) in zip(weights, constants, strict=True))
+    sigma = sigma_over_rho * rho
+    curvature = max(
+        max(a * own + sigma, a * shared + rho) for a, (own, shared, _) in zip(weights, constants, strict=True)
+    )
+    epochs = math.ceil(math.log(1e-12) / math.log(1 - sigma / curvature))
+    return {
+        "lr": 1 / curvature, "split": ["own"], "alpha": alpha, "rho": rho, "sigma": sigma, "accuracy_decay": 0.3,
+        "epochs_personal": epochs, "epochs_shared": 100,
+    }  # fmt: skip
+
+
+ALL_CLIENTS = [[0, 1, 2, 3]] * 15
+SOME_CLIENTS = [[0, 1], [2], [1, 3], [0, 2, 3], [3], [0, 1, 2, 3]] * 3
+
+
+def lyapunov_values(problem: Problem, fields: dict[str, Any], run: ft.Run) -> list[float]:
+    """Return L̃ at the start, which is not recorded, and after each round, as recorded."""
+    start = reference(problem, [], **fields)[0]
+    return [literal.lyapunov(problem, settings(**fields), start)] + [
+        r["method_metrics"]["lyapunov"] for r in run.records
+    ]
+
+
+@pytest.mark.parametrize("schedule", [ALL_CLIENTS, SOME_CLIENTS], ids=["full", "partial"])
+@pytest.mark.parametrize(("alpha", "sigma_over_rho"), [("uniform", 8 / 15), ("size", 1.0), ("uniform", 6.0)])
+def test_lyapunov_value_never_increases_within_lemma(
+    schedule: list[list[int]], alpha: str, sigma_over_rho: float
+) -> None:
+    """Lemma 1: L̃ decreases by at least a Σ_p per round; a is 0 at the bound ρ = (15/8)σ and ρ/60 well inside."""
+    problem = make_quadratic()
+    fields = fields_within_lemma(problem, alpha, sigma_over_rho)
+    run, history = problem.run(make_fedapm(**fields), schedule), reference(problem, schedule, **fields)
+    assert_equal(run, history[-1])
+    assert_solved(problem, settings(**fields), history)
+    rate = max(0.0, min(fields["rho"] / 60, fields["sigma"] / 2 - 4 * fields["rho"] / 15))
+    decreases = [earlier - later for earlier, later in pairwise(lyapunov_values(problem, fields, run))]
+    for decrease, (before, after) in zip(decreases, pairwise(history), strict=True):
+        assert decrease >= rate * literal.moved(before, after) - 1e-12
+    assert run.records[-1]["method_metrics"]["residual"] < 0.9 * run.records[0]["method_metrics"]["residual"]
+
+
+def assert_solved(problem: Problem, fields: literal.Settings, history: list[literal.State]) -> None:
+    """Check the assumptions of the lemma: v is the minimizer, and ξ stopped the step of u before the last epoch."""
+    for before, after in pairwise(history):
+        for i, epochs in after.epochs.items():
+            old, new = before.clients[i], after.clients[i]
+            grad = literal.grad_v(problem, fields, i, new.v, old.u, old.v, problem.all_samples(i))
+            assert literal.squared_norm(grad) < 1e-20
+            assert epochs < fields.epochs_shared
+
+
+@pytest.mark.parametrize(
+    ("sigma_over_rho", "change", "rounds"),
+    [(8 / 15, {"rho": 0.08}, 12), (6.0, {"accuracy_start": 1e-6}, 1)],
+    ids=["small rho", "small accuracy"],
+)
+def test_lyapunov_value_increases_outside_lemma(sigma_over_rho: float, change: dict[str, float], rounds: int) -> None:
+    """The test above can fail: with ρ far below the bound, or with an initial ξ below the first gradients."""
+    problem = make_quadratic()
+    fields = fields_within_lemma(problem, "uniform", sigma_over_rho) | change
+    values = lyapunov_values(problem, fields, problem.run(make_fedapm(**fields), ALL_CLIENTS[:rounds]))
+    assert max(later - earlier for earlier, later in pairwise(values)) > 1e-3
+
+
+# 5. errors and edge cases
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rho": 0.0}, "rho"),
+        ({"rho": -0.1}, "rho"),
+        ({"rho": -0.1, "duals": False}, "rho"),
+        ({"rho": math.nan}, "rho"),
+        ({"sigma": -0.1}, "sigma"),
+        ({"accuracy_decay": 0.0}, "accuracy_decay"),
+        ({"accuracy_decay": 1.0}, "accuracy_decay"),
+        ({"accuracy_decay": 1.5}, "accuracy_decay"),
+        ({"accuracy_start": -1.0}, "accuracy_start"),
+        ({"accuracy_start": math.nan}, "accuracy_start"),
+        ({"epochs_personal": 0}, "epochs_personal"),
+        ({"epochs_shared": 0}, "epochs_shared"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"alpha": "half"}, "alpha"),
+        ({"start": "there"}, "start"),
+        ({"order": "never"}, "order"),
+    ],
+)  # fmt: skip
+def test_fedapm_invalid_fields_raise(fields: dict[str, Any], message: str) -> None:
+    assert message in error_message(lambda: make_fedapm(**{"lr": 1.0} | fields))
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (FedAlt, "epochs", 0),
+        (FedAlt, "weights", "half"),
+        (FedAlt, "momentum", 1.0),
+        (FedSim, "epochs", 0),
+        (FedSim, "weights", "half"),
+    ],
+)
+def test_fedalt_and_fedsim_invalid_fields_raise(kind: Any, field: str, value: Any) -> None:
+    assert field in error_message(lambda: kind(**{"lr": 0.1, field: value}))
+
+
+@pytest.mark.parametrize("kind", [FedAPM, FedAlt, FedSim])
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ("middle", "middle"),
+        ("split_input", "split_input"),
+        (["fc9"], "fc9"),
+        (["head", "fc9"], "fc9"),
+        ([], "[]"),
+        (["fc1", "fc2", "head"], "fc2"),
+        (3, "3"),
+    ],
+)
+def test_invalid_split_raises(kind: Any, split: Any, message: str) -> None:
+    assert message in error_message(lambda: make_problem().run(kind(lr=0.1, split=split), FULL[:1]))
+
+
+@pytest.mark.parametrize("kind", [FedAPM, FedAlt, FedSim])
+def test_split_output_without_head_raises(kind: Any) -> None:
+    fed, net = tiny_federation(), ThreeLayers().double()
+    assert "output" in error_message(lambda: ft.simulate(kind(lr=0.1), ft.wrap(net, head=None), fed, rounds=1))
+    ft.simulate(kind(lr=0.1, split=["fc1"]), ft.wrap(net, head=None), fed, rounds=1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", [FedAPM, FedAlt, FedSim])
+@pytest.mark.parametrize("split", ["input", "output"])
+def test_split_without_shared_part_raises(kind: Any, split: str) -> None:
+    fed = tiny_federation()
+    model = ft.network("logistic", fed)
+    assert split in error_message(lambda: ft.simulate(kind(lr=0.1, split=split), model, fed, rounds=1))
+
+
+@pytest.mark.parametrize("kind", [FedAPM, FedAlt, FedSim])
+def test_model_parts_define_named_splits(kind: Any) -> None:
+    problem = make_problem()
+    own = ft.wrap(problem.net, parts={"split_input": ["fc2"], "output": ["fc2", "head"]})
+    for name, layers in (("split_input", ["fc2"]), ("output", ["fc2", "head"])):
+        named = ft.simulate(kind(lr=0.5, split=name), own, problem.fed, rounds=2, dtype=torch.float64)
+        listed = ft.simulate(kind(lr=0.5, split=layers), problem.net, problem.fed, rounds=2, dtype=torch.float64)
+        assert same(named.server, listed.server) and same(named.client(0), listed.client(0))
+
+
+@pytest.mark.parametrize("kind", [FedAPM, FedAlt, FedSim])
+def test_cnn_output_split_contains_both_linear_layers(kind: Any) -> None:
+    x, y = torch.rand(6, 1, 4, 4), torch.arange(6) % 3
+    fed = ft.Federation.from_arrays([(x, y, x, y)] * 2)
+    run = ft.simulate(kind(lr=0.1), ft.network("cnn", fed), fed, rounds=1)
+    assert {name.split(".")[0] for name in run.client(0)["personal"]} == {"fc1", "head"}
+    assert {name.split(".")[0] for name in run.server["params"]} == {"conv1", "conv2"}
+
+
+def test_single_client_has_equal_models_at_both_moments() -> None:
+    """With one client, z = u: its dual variable compensates its distance to the shared part."""
+    problem = make_problem((7,))
+    run, history = problem.run(make_fedapm(lr=0.5), [[0]] * 5), reference(problem, [[0]] * 5, lr=0.5)
+    assert_equal(run, history[-1])
+    assert_finite(run)
+    for kind in (FedAlt, FedSim):
+        run = problem.run(kind(lr=0.2), [[0]] * 5)
+        assert same(run.personal(0, "received"), run.personal(0, "trained"), 1e-12)
+
+
+def test_client_without_participation_keeps_initial_state() -> None:
+    problem = make_problem()
+    schedule = [[0, 1, 2, 4], [1, 4], [0, 2]]
+    v, u = literal.split(problem.start, ["head"])
+    run = problem.run(make_fedapm(lr=1.0), schedule)
+    assert_finite(run)
+    untouched = literal.Client(v, u, {n: torch.zeros_like(w) for n, w in u.items()}, u, -1.0)
+    assert same(run.client(3), state(untouched))
+    assert same(run.personal(3, "trained"), problem.start)
+    assert same(run.personal(3, "received"), v | run.server["params"])
+    for kind in (FedAlt, FedSim):
+        run = problem.run(kind(lr=0.2), schedule)
+        assert same(run.client(3), {"personal": v})
+        assert same(run.personal(3, "received"), v | run.server["params"])
+
+
+def test_identical_clients_stay_identical() -> None:
+    one = make_problem((6,)).fed
+    own = (one.x[one.train[0]], one.y[one.train[0]], one.x[one.test[0]], one.y[one.test[0]])
+    torch.manual_seed(0)
+    problem = Problem(ft.Federation.from_arrays([own] * 3, classes=3), ThreeLayers().double(), batch_size=6)
+    run = problem.run(make_fedapm(lr=1.0), [[0, 1, 2]] * 4)
+    assert_finite(run)
+    for i in (1, 2):
+        assert same(run.client(i), run.client(0), 1e-12)
+    gap = {n: 0.01 * (u - run.server["params"][n]) for n, u in run.client(0)["shared"].items()}
+    assert same(run.client(0)["dual"], {n: -d for n, d in gap.items()}, 1e-12)
+
+
+def test_metrics_without_penalties_are_finite() -> None:
+    assert_finite(make_problem().run(make_fedapm(**REDUCED), PARTIAL))

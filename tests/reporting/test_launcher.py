@@ -1,0 +1,283 @@
+"""Experiments started from the dashboard: the form, and processes that continue when the dashboard ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import pytest
+
+from conftest import error_message
+from fedtailor.data.datasets import Data
+from fedtailor.experiments.experiment import Experiment
+from fedtailor.methods import METHODS
+from fedtailor.networks import NETWORKS
+from fedtailor.reporting.dashboard.form import check_form, form_schema, parse_form
+from fedtailor.reporting.dashboard.launcher import LAUNCHER_FOLDER, Launcher
+from fedtailor.runs.reader import load_run
+from fedtailor.runs.tail import read_partial_run
+from fedtailor.training.channel.channel import Channel
+from fedtailor.training.unreliable import Unreliable
+from support.dashboard_client import dashboard, kill_all, make_run, post, rows, wait_for_row
+
+# ---- the form
+
+
+def test_form_schema_has_all_fields() -> None:
+    found = form_schema()
+    sections = {one["key"]: [field["name"] for field in one["fields"]] for one in found["sections"]}
+    tables = {"data": Data, "unreliable": Unreliable, "channel": Channel}
+    assert set(sections.pop("")) | {"method", "network", *tables} == {f.name for f in fields(Experiment)}
+    assert sections == {key: [f"{key}.{f.name}" for f in fields(cls)] for key, cls in tables.items()}
+    for key, classes in (("methods", METHODS), ("networks", NETWORKS)):
+        names = {name: [field["name"] for field in one["fields"]] for name, one in found[key].items()}
+        assert names == {name: [f.name for f in fields(cls)] for name, cls in classes.items()}
+
+
+def test_form_schema_defaults_match_dataclasses() -> None:
+    shown = [field for section in form_schema()["sections"] for field in section["fields"]]
+    assert parse_form({f["name"]: f["default"] for f in shown})[1] == Experiment()
+    for name, one in form_schema()["methods"].items():
+        values = {f"method.{field['name']}": field["default"] for field in one["fields"]}
+        assert parse_form({"method": name, **values})[1].method == METHODS[name]()
+
+
+def test_form_schema_input_types_match_annotations() -> None:
+    inputs = {field["name"]: field for section in form_schema()["sections"] for field in section["fields"]}
+    assert inputs["rounds"]["type"] == "integer" and inputs["validation"]["type"] == "number"
+    assert inputs["dtype"]["choices"] == ["float32", "float64"] and inputs["channel.trusted"]["type"] == "choice"
+    assert "digits" in inputs["data.name"]["choices"] and inputs["evaluate"]["choices"] == ["all", "participants"]
+    inner = next(field for field in form_schema()["methods"]["lag"]["fields"] if field["name"] == "inner")
+    assert inner["type"] == "method" and inner["choices"] == [*METHODS]
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"rounds": "0"}, "rounds"),
+        ({"rounds": "many"}, "rounds"),
+        ({"method": "fedprox", "method.mu": "a"}, "method.mu"),
+        ({"method": "fedavg", "method.mu": "1"}, "mu"),
+        ({"method": "nothing"}, "method"),
+        ({"channel.noise": "1"}, "channel.clip"),
+        ({"participation": "2"}, "participation"),
+        ({"data.clients": "100000"}, "clients"),
+        ({"out": "/tmp"}, "out"),
+        ({"--out": "x"}, "--out"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_start_with_invalid_values_returns_error_and_starts_nothing(
+    tmp_path: Path, values: dict[str, str], word: str
+) -> None:
+    with dashboard(tmp_path) as server:
+        status, _, found = post(server, "start", values=values)
+    assert status == 422 and word in found["error"] and found["error"][-1] in ".?"
+    assert not list(tmp_path.iterdir())
+
+
+def test_parse_form_checks_schedule_if_number_of_clients_is_known() -> None:
+    values = {"schedule": "[[0,1],[1,9]]"}
+    assert "client 9" in error_message(lambda: parse_form(values | {"data.clients": "3"}))
+    assert parse_form(values | {"data.clients": "10"})[1].num_rounds == 2
+    folder = {"data.name": "folder", "data.folder": "mine"}  # the number of clients is unknown
+    assert parse_form(values | folder)[1].num_rounds == 2
+    assert "at least one client" in error_message(lambda: check_form({"data.clients": "0"}))
+
+
+def test_form_and_equivalent_command_agree(tmp_path: Path) -> None:
+    values = {"method": "lag", "method.inner": "ditto", "method.inner.lam": "0.5", "data.clients": "5", "rounds": " "}
+    with dashboard(tmp_path) as server:
+        command = post(server, "check", values=values)[2]["command"]
+    assert "--method.inner.lam=0.5" in command and "rounds" not in command
+    assert parse_form(values)[1].method == METHODS["lag"](inner=METHODS["ditto"](lam=0.5))  # type: ignore[call-arg]
+
+
+# ---- processes
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    """A folder for runs; experiments that are still running are killed after the test."""
+    yield tmp_path
+    kill_all(tmp_path)
+
+
+SMALL = {"method": "fedavg", "data.clients": "3", "network": "logistic", "engine": "sequential"}
+
+
+@pytest.mark.slow
+def test_started_run_finishes_and_is_listed(root: Path) -> None:
+    with dashboard(root) as server:
+        status, _, found = post(server, "start", values=SMALL | {"rounds": "2"})
+        assert status == 200
+        row = wait_for_row(server, found["run"], lambda row: row["state"] == "finished" and not row["reading"])
+    run = load_run(root / found["run"])
+    assert row["round"] == 2 and row["trained"] == pytest.approx(run.records[-1]["accuracy_trained"])
+    assert run.experiment["method"]["name"] == "fedavg" and run.num_clients == 3
+
+
+@pytest.mark.slow
+def test_later_dashboard_stops_and_resumes_run(root: Path) -> None:
+    rounds = 2000
+    with dashboard(root) as server:
+        name = post(server, "start", values=SMALL | {"rounds": str(rounds), "evaluate_every": "500"})[2]["run"]
+        wait_for_row(server, name, lambda row: row["round"] > 5)
+    with dashboard(root) as server:  # the run continues after the first dashboard ended
+        row = wait_for_row(server, name, lambda row: row["state"] == "running" and row["can_stop"])
+        assert row["rounds"] == rounds
+        assert "already running" in post(server, "resume", run=name)[2]["error"]
+        assert post(server, "stop", run=name)[0] == 200
+        row = wait_for_row(server, name, lambda row: row["state"] == "stopped")
+        assert "resume" in row["message"] and 5 < row["round"] < rounds
+        assert read_partial_run(root / name).records[-1]["round"] == row["round"]
+        assert post(server, "remove", run=name)[0] == 422  # runs are never deleted
+        assert post(server, "resume", run=name)[0] == 200
+        wait_for_row(server, name, lambda again: again["round"] > row["round"])
+        post(server, "stop", run=name)
+        wait_for_row(server, name, lambda row: row["state"] == "stopped")
+
+
+@pytest.mark.slow
+def test_failed_start_shows_log_and_can_be_removed(tmp_path: Path) -> None:
+    (tmp_path / "clients").mkdir()
+    values = {"data.name": "folder", "data.folder": str(tmp_path / "clients")}
+    with dashboard(tmp_path / "runs") as server:
+        name = post(server, "start", values=values)[2]["run"]
+        deadline = time.monotonic() + 120
+        while rows(server).get(name, {}).get("state") != "failed" and time.monotonic() < deadline:
+            threading.Event().wait(0.05)
+        row = rows(server)[name]
+        assert row["state"] == "failed" and "clients" in row["message"] and "Traceback" not in row["message"]
+        assert not (tmp_path / "runs" / name).exists()
+        assert post(server, "remove", run=name)[0] == 200
+        while name in rows(server) and time.monotonic() < deadline:
+            threading.Event().wait(0.05)
+        assert not list((tmp_path / "runs" / LAUNCHER_FOLDER).iterdir())
+
+
+@pytest.mark.slow
+def test_killed_run_is_reported_as_killed(root: Path) -> None:
+    with dashboard(root) as server:
+        name = post(server, "start", values=SMALL | {"rounds": "5000", "evaluate_every": "1000"})[2]["run"]
+        wait_for_row(server, name, lambda row: row["round"] > 2)
+        pid = server.context.launcher.pid(name)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while rows(server)[name]["state"] != "failed" and time.monotonic() < deadline:
+            threading.Event().wait(0.05)
+        assert "killed without any output" in rows(server)[name]["message"]
+
+
+@pytest.mark.slow
+def test_live_command_ctrl_c_stops_server_but_not_experiments(root: Path, default_sigint: None) -> None:
+    command = [sys.executable, "-m", "fedtailor.cli.main", "live", str(root), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        url = urlsplit(process.stdout.readline().split()[-1])
+        connection = HTTPConnection(str(url.hostname), url.port or 0, timeout=60)
+        connection.request("GET", f"/?{url.query}")
+        response = connection.getresponse()
+        assert response.status == 200 and response.read()
+        headers = {"Cookie": response.headers["Set-Cookie"].partition(";")[0], "Content-Type": "application/json"}
+        body = json.dumps({"values": SMALL | {"rounds": "2000", "evaluate_every": "500"}})
+        connection.request("POST", "/api/start", body, headers | {"Origin": f"http://{url.netloc}"})
+        name = json.loads(connection.getresponse().read())["run"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    with dashboard(root) as server:
+        wait_for_row(server, name, lambda row: row["state"] == "running" and row["round"] > 2)
+        post(server, "stop", run=name)
+        wait_for_row(server, name, lambda row: row["state"] == "stopped")
+
+
+def test_stop_and_resume_reject_foreign_and_finished_runs(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", 1)
+    with dashboard(tmp_path) as server:
+        wait_for_row(server, "run", lambda row: row["state"] == "finished")
+        assert "Ctrl-C" in post(server, "stop", run="run")[2]["error"]
+        assert "finished" in post(server, "resume", run="run")[2]["error"]
+        (tmp_path / LAUNCHER_FOLDER).mkdir(exist_ok=True)
+        (tmp_path / LAUNCHER_FOLDER / "run.pid").write_text(str(os.getpid()))  # the ID of another process
+        assert server.context.launcher.pid("run") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "..", "a/../../outside", "/outside", "a/b/c", ".", "a/", "", ".live", "a/.hidden"]
+)
+def test_names_ignores_untrusted_files_that_point_outside(tmp_path: Path, name: str) -> None:
+    (tmp_path / "runs" / LAUNCHER_FOLDER).mkdir(parents=True)
+    for listed in (name, "own", "compare/own"):  # failed experiments are listed
+        for suffix, text in ((".toml", "rounds = 1"), (".pid", "1"), (".end", "1")):
+            (tmp_path / "runs" / LAUNCHER_FOLDER / f"{quote(listed, safe='')}{suffix}").write_text(text)
+    assert sorted(Launcher(tmp_path / "runs").names()) == ["compare/own", "own"]
+
+
+def test_pid_requires_same_command_line(tmp_path: Path) -> None:
+    (tmp_path / LAUNCHER_FOLDER).mkdir()
+    launcher = Launcher(tmp_path)
+    arguments = launcher.command("resume", "run-2")[3:]
+    with subprocess.Popen([sys.executable, "-c", "input()", *arguments], stdin=subprocess.PIPE) as process:
+        for name in ("run-2", "run", "run-22", "2", ""):
+            (tmp_path / LAUNCHER_FOLDER / f"{name}.pid").write_text(str(process.pid))
+        deadline = time.monotonic() + 60
+        while launcher.pid("run-2") is None and time.monotonic() < deadline:  # until exec has replaced the command line
+            threading.Event().wait(0.01)
+        assert launcher.pid("run-2") == process.pid
+        assert [launcher.pid(name) for name in ("run", "run-22", "2", "")] == [None] * 4
+        process.communicate(b"\n")
+    assert launcher.pid("run-2") is None
+
+
+def failed_experiment(root: Path) -> tuple[Launcher, str]:
+    """Start an experiment that fails when it loads its data, or before, and wait until it has ended."""
+    (root / "clients").mkdir(parents=True)
+    launcher = Launcher(root / "runs")
+    settings, experiment = parse_form({"data.name": "folder", "data.folder": str(root / "clients")})
+    name = launcher.start(experiment, settings)
+    deadline = time.monotonic() + 120
+    while launcher.pid(name) is not None and time.monotonic() < deadline:
+        threading.Event().wait(0.02)
+    return launcher, name
+
+
+def test_launched_process_ignores_modules_in_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "torch.py").write_text("raise SystemExit('the wrong torch')")
+    monkeypatch.chdir(tmp_path / "here")
+    launcher, name = failed_experiment(tmp_path)
+    log = launcher.log_tail(name)
+    assert "wrong torch" not in log and "clients" in log
+    assert (tmp_path / "runs" / LAUNCHER_FOLDER / f"{name}.end").read_text() == "2"  # the exit code of a FedTailorError
+
+
+@pytest.mark.parametrize("torch", ["raise ImportError('a part of it is missing')", "import os; os._exit(9)"],
+                         ids=["with output", "without output"])  # fmt: skip
+def test_log_tail_of_process_without_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str) -> None:
+    (tmp_path / "torch.py").write_text(torch)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launcher, name = failed_experiment(tmp_path)
+    log = launcher.log_tail(name)
+    assert launcher.has_failed(name)
+    if "ImportError" in torch:
+        assert "a part of it is missing\nThe process ended without an exit code." in log
+    else:
+        assert log == "The process was killed without any output; it may have run out of memory."
+
+
+def test_repeated_starts_use_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Launcher(tmp_path)
+    monkeypatch.setattr(launcher, "_spawn", lambda action, name: None)
+    settings, experiment = parse_form(SMALL)
+    assert [launcher.start(experiment, settings) for _ in range(3)] == [
+        "fedavg-seed0-digits", "fedavg-seed0-digits-2", "fedavg-seed0-digits-3",
+    ]  # fmt: skip

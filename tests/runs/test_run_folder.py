@@ -1,0 +1,156 @@
+"""Run folders: their content, reading them back, and protection against overwriting."""
+
+import json
+import math
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedtailor as ft
+from conftest import DivergingNet, TinyNet, same, tiny_federation
+from fedtailor.experiments.experiment import make_experiment, read_experiment_file
+from fedtailor.methods import METHODS
+from fedtailor.runs.records import Record, validate_record
+from fedtailor.runs.toml import to_toml
+from fedtailor.runs.writer import unused_folder
+
+
+def saved_run(folder: Path, name: str, net: nn.Module) -> ft.Run:
+    schedule = [[0, 1], [2]]
+    return ft.simulate(
+        METHODS[name](), net, tiny_federation(), schedule=schedule, dtype=torch.float64, validation=0.3, folder=folder
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_load_run_restores_the_run(name: str, net: nn.Module, tmp_path: Path) -> None:
+    run = saved_run(tmp_path / "run", name, net)
+    again = ft.load_run(tmp_path / "run")
+    assert again.records == run.records
+    assert again.summary() == run.summary()
+    assert again.info == run.info
+    assert same(again.server, run.server)
+    for client in range(4):
+        assert same(again.client(client), run.client(client))
+        for moment in ("received", "trained"):
+            assert same(again.personal(client, moment), run.personal(client, moment))
+
+
+def test_run_folder_is_readable_without_fedtailor(net: nn.Module, tmp_path: Path) -> None:
+    run = saved_run(tmp_path, "fedper", net)
+    experiment = tomllib.loads((tmp_path / "experiment.toml").read_text())
+    fields = {"lr": 0.1, "epochs": 2, "momentum": 0.0, "weight_decay": 0.0, "weights": "size"}
+    assert experiment["method"] == {"name": "fedper"} | fields
+    assert experiment["schedule"] == [[0, 1], [2]]
+    lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2]
+    clients = json.loads((tmp_path / "run.json").read_text())["clients"]
+    assert [client["test"] for client in clients] == [5, 5, 5, 5]
+    model = TinyNet().double()
+    model.load_state_dict(load_file(tmp_path / "personal" / "trained" / "002.safetensors"))
+    assert same(dict(model.state_dict()), run.personal(2))
+
+
+@pytest.mark.parametrize("invalid", [math.nan, math.inf, 1e300, 10**400, "7", True, None])
+def test_validate_record_invalid_seconds_raises(invalid: object, net: nn.Module, tmp_path: Path) -> None:
+    saved_run(tmp_path, "fedavg", net)
+    first = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])
+    assert validate_record(first, 1, 4) == first
+    with pytest.raises(ValueError, match="line 1 is not the record of round 1"):
+        validate_record(first | {"seconds": invalid}, 1, 4)
+
+
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        {"seconds_evaluating": [1.0]},
+        {"accuracy_trained": 10**400},
+        {"per_client": {"bytes_up": {"0": math.inf}}},
+        {"method_metrics": {"weights": [[0.5, 10**400]]}},
+        {"missed": {"0": 7}},
+    ],
+)
+def test_validate_record_non_numeric_value_raises(invalid: Record, net: nn.Module, tmp_path: Path) -> None:
+    saved_run(tmp_path, "fedavg", net)
+    first = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])
+    assert validate_record(first | {"method_metrics": {"weights": [[0.5, 1e308, 1e308]], "layer": "fc"}}, 1, 4)
+    with pytest.raises(ValueError, match="line 1 has"):
+        validate_record(first | invalid, 1, 4)
+
+
+def test_simulate_into_folder_of_another_run_raises(net: nn.Module, tmp_path: Path) -> None:
+    saved_run(tmp_path / "run", "fedavg", net)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(ft.FedTailorError, match="contains another run"):
+        saved_run(tmp_path / "run", "local", net)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert unused_folder(tmp_path, "run").name == "run-2"
+
+
+def test_load_run_missing_or_unfinished_raises(net: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(ft.FedTailorError, match="There is no run"):
+        ft.load_run(tmp_path)
+    saved_run(tmp_path / "run", "fedavg", net)
+    (tmp_path / "run" / "personal").rename(tmp_path / "elsewhere")
+    with pytest.raises(ft.FedTailorError, match="is not finished; resume it with: fedtailor resume"):
+        ft.load_run(tmp_path / "run")
+
+
+def test_simulate_into_unwritable_folder_raises_before_training(net: nn.Module, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    rounds: list[object] = []
+    with pytest.raises(ft.FedTailorError, match="cannot be written"):
+        inside = tmp_path / "file" / "run"
+        ft.simulate(ft.methods.FedAvg(), net, tiny_federation(), rounds=1, folder=inside, on_round_end=rounds.append)
+    assert not rounds
+
+
+def test_rounds_file_stores_nan_as_null(tmp_path: Path) -> None:
+    """JSON has no NaN, and other programs must be able to read a diverged run."""
+    method, model = ft.methods.FedAvg(lr=1.0, epochs=1), DivergingNet().double()
+    run = ft.simulate(method, model, tiny_federation(), rounds=1, dtype=torch.float64, folder=tmp_path)
+    assert math.isnan(run.records[0]["loss"])
+    assert json.loads((tmp_path / "rounds.jsonl").read_text())["loss"] is None
+
+
+def test_to_toml_round_trips_settings() -> None:
+    settings = {
+        "name": 'a "quoted" näme\n', "none": None, "list": [[0, 1], [2]], "yes": True,
+        "table": {"x": 1e-7, "y": None, "z": [0.6, 1.0]},
+    }  # fmt: skip
+    table = {"x": 1e-7, "z": [0.6, 1.0]}
+    assert tomllib.loads(to_toml(settings)) == {k: settings[k] for k in ("name", "list", "yes")} | {"table": table}
+
+
+def test_run_folder_describes_inner_method(net: nn.Module, tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Wrapper(ft.methods.FedAvg):
+        inner: ft.Method = field(default_factory=lambda: ft.methods.FedProx(mu=0.3))
+        scale: float = 1.0
+
+    ft.simulate(Wrapper(scale=np.float32(0.5)), net, tiny_federation(), rounds=1, folder=tmp_path)  # type: ignore[arg-type]
+    method = ft.load_run(tmp_path).experiment["method"]
+    assert method["name"] == "wrapper" and method["scale"] == 0.5
+    assert method["inner"]["name"] == "fedprox" and method["inner"]["mu"] == 0.3
+
+
+def test_summary_of_diverged_run_is_nan(tmp_path: Path) -> None:
+    method = ft.methods.FedAvg(lr=1.0, epochs=1)
+    loss = lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="none")  # noqa: E731
+    model = ft.wrap(DivergingNet().double(), loss=loss)  # a custom loss is also the score
+    ft.simulate(method, model, tiny_federation(), rounds=1, dtype=torch.float64, folder=tmp_path)
+    found = ft.load_run(tmp_path).summary()["received"]
+    assert math.isnan(found["last"]["weighted"]) and found["best_test"] is None
+
+
+def test_experiment_of_custom_arrays_cannot_be_repeated(net: nn.Module, tmp_path: Path) -> None:
+    """A run with custom arrays must not be silently repeated on a built-in data set."""
+    saved_run(tmp_path, "fedavg", net)
+    with pytest.raises(ft.FedTailorError, match="There is no"):
+        make_experiment(read_experiment_file(tmp_path / "experiment.toml"))

@@ -1,0 +1,135 @@
+"""Runs with given scores, built without training."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedtailor.analysis import verdict
+from fedtailor.analysis.run_summary import Comparison, make_comparisons
+from fedtailor.methods import METHODS
+from fedtailor.runs.reader import raise_remote_client
+from fedtailor.runs.run import FORMAT, Run
+
+Scores = dict[int, float]
+
+
+def method_title(method: str) -> str:
+    """Return the proper name of a method; an unknown name is its own title."""
+    return METHODS[method]().display_name if method in METHODS else method
+
+
+def example_run(
+    method: str = "fedavg",
+    scores: Sequence[Mapping[int, float]] = ({0: 0.5, 1: 0.7},),  # per round: client -> score as trained
+    method_metrics: Sequence[Mapping[str, Any]] | None = None,
+    per_client: Sequence[Mapping[str, Mapping[int, float]]] | None = None,
+    classes: Sequence[Sequence[int]] | None = None,
+    names: Sequence[str] | None = None,
+    seed: int = 0,
+    train: Sequence[int] | None = None,
+    **experiment: Any,
+) -> Run:
+    """Return a run with these scores, in which all clients participate in all rounds; received scores are 0.1 lower."""
+    count = len(scores[0])
+    names, train = names or [str(c) for c in range(count)], train or [10 * (c + 1) for c in range(count)]
+    clients = [
+        {
+            "name": names[c],
+            "train": train[c],
+            "validation": 0,
+            "test": 10,
+            "classes": list(classes[c]) if classes else None,
+        }
+        for c in range(count)
+    ]
+    records = []
+    for index, trained in enumerate(scores):
+        received = {client: value - 0.1 for client, value in trained.items()}
+        tables: dict[str, Any] = {"bytes_up": dict.fromkeys(trained, 100), "bytes_down": dict.fromkeys(trained, 100)}
+        for moment, values in (("received", received), ("trained", dict(trained))):
+            tables |= {f"accuracy_{moment}": values, f"loss_{moment}": {c: 1 - v for c, v in values.items()}}
+        tables |= dict(per_client[index]) if per_client else {}
+        means = {name: sum(v.values()) / len(v) for name, v in tables.items() if not name.startswith("bytes")}
+        records.append(
+            {"round": index + 1, "clients": list(trained), "missed": {}, "failed": {}, "bytes_up": 100 * count,
+             "bytes_down": 100 * count, "seconds": 0.5, "per_client": tables, "diverged": [],
+             "method_metrics": dict(method_metrics[index]) if method_metrics else {}, **means}
+        )  # fmt: skip
+    info = {
+        "format": FORMAT, "fedtailor": "0.1.0", "method_title": method_title(method), "engine": "sequential",
+        "engine_reason": "",
+        "chunk_size": None, "device": "cpu",
+        "threads": 1, "torch": "2", "parameters": 25, "score": "accuracy", "higher_is_better": True,
+        "layers": ["body", "head"], "clients": clients, "fingerprint": {},
+    }  # fmt: skip
+    settings = {
+        "method": {"name": method, "lr": 0.1}, "network": {"name": "mlp"}, "data": {"name": "digits"}, "channel": {},
+        "rounds": len(scores), "seed": seed, **experiment,
+    }  # fmt: skip
+    return Run(settings, info, records, {}, raise_remote_client, raise_remote_client)
+
+
+def run_with_scores(
+    method: str,
+    scores: Scores,
+    seed: int = 0,
+    before: Scores | None = None,
+    test_sizes: list[int] | None = None,
+    names: list[str] | None = None,
+    score: str = "accuracy",
+    higher: bool = True,
+    split_seed: int | None = None,
+    fields: dict[str, Any] | None = None,
+    rounds: int = 2,
+    failed: dict[int, str] | None = None,
+    num_clients: int | None = None,
+) -> Run:
+    """Return a run that ends with these scores as trained; received scores are 0.1 lower. Clients without a score were
+    not evaluated."""
+    records = []
+    for number in range(1, rounds + 1):
+        now = scores if number == rounds or before is None else before
+        values = {f"{score}_trained": now, f"{score}_received": {c: s - 0.1 for c, s in now.items()}}
+        values |= {f"loss_{moment}": dict.fromkeys(now, 1.0) for moment in ("received", "trained")}
+        sent = 0 if method == "local" else 1_000_000
+        records.append({
+            "round": number, "clients": list(scores), "missed": {}, "failed": failed or {}, "per_client": values,
+            "bytes_up": sent, "bytes_down": 2 * sent, "seconds": 1.5, "method_metrics": {},
+        })  # fmt: skip
+    numbers = range(num_clients or len(scores))
+    test_sizes, names = test_sizes or [1] * len(numbers), names or [str(client) for client in numbers]
+    clients = [
+        {"name": names[c], "train": 10 * (c + 1), "validation": 0, "test": test_sizes[c], "classes": [c + 1, 1, 0]}
+        for c in numbers
+    ]
+    info = {
+        "method_title": method_title(method), "score": score, "higher_is_better": higher, "clients": clients,
+        "engine": "pool", "device": "cpu",
+    }  # fmt: skip
+    experiment = {
+        "seed": seed, "rounds": rounds, "method": {"name": method, **(fields or {})}, "network": {"name": "mlp"},
+        "data": {"name": "example data", "seed": seed if split_seed is None else split_seed}, "channel": {},
+    }  # fmt: skip
+    return Run(experiment, info, records, {}, lambda client: {}, lambda client, moment: {})
+
+
+def single_comparison(runs: list[Run]) -> Comparison:
+    """Return the comparison of runs that form one group."""
+    (group,) = make_comparisons(runs)
+    return group
+
+
+def verdict_text(runs: list[Run]) -> str:
+    """Return the verdict of runs that form one group as text."""
+    group = single_comparison(runs)
+    return " ".join(verdict.verdict_sentences(group, verdict.pairwise_differences(group)))
+
+
+def runs_with_clear_winner(seeds: int = 1, clients: int = 20) -> list[Run]:
+    """Return runs in which FedPer is better for every client; Ditto and local training differ only in sign."""
+    runs = []
+    for seed in range(seeds):
+        local = {c: 0.5 + 0.01 * ((c * 7 + seed) % 10) for c in range(clients)}
+        runs.append(run_with_scores("local", local, seed))
+        runs.append(run_with_scores("fedper", {c: s + 0.1 + 0.002 * (c % 5) for c, s in local.items()}, seed))
+        runs.append(run_with_scores("ditto", {c: s + (0.02 if c % 2 else -0.02) for c, s in local.items()}, seed))
+    return runs

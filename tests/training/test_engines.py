@@ -1,0 +1,291 @@
+"""Tests that all engines give the results of the sequential one.
+
+They cover all methods, clients of very different sizes (one with a single sample), partial participation, and many
+layers.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtailor as ft
+from conftest import REPRESENTATIVE_METHODS, TinyNet, error_message, tiny_federation
+from fedtailor.core.trees import Params, Tree, flatten
+from fedtailor.core.vmap_context import sequential_loop
+from fedtailor.methods import LAG, METHODS, FedAPA, FedAvg, FedPer, Scaffold, SelfFL
+from fedtailor.runs.run import method_label
+from fedtailor.training.engines import ENGINES, EngineChoice
+from fedtailor.training.engines.cuda_graph import CudaGraphLoop
+from fedtailor.training.engines.vectorized import make_chunks
+from fedtailor.training.simulate import describe_method
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+OTHER_ENGINES = [(engine, device) for device in DEVICES for engine in ENGINES if engine != "sequential"]
+OTHER_ENGINES = [(engine, device) for engine, device in OTHER_ENGINES if (engine, device) != ("pool", "cuda")]
+SIZES = (30, 4, 17, 1, 41)  # training samples per client
+SCHEDULE = [[0, 1, 2, 3, 4], [1, 3], [0, 2, 4]]  # full, then partial participation
+ALL_METHODS: list[ft.Method] = [
+    *(kind() for kind in METHODS.values()),
+    LAG(inner=Scaffold()),
+    FedAPA(share="all", variant="code"),
+    SelfFL(warmup=0, augmented=True, minimum_steps=5),
+]
+METHODS_ON_OTHER_ENGINES = [
+    pytest.param(
+        method,
+        engine,
+        device,
+        id=f"{method_label(describe_method(method))}-{engine}-{device}",
+        marks=() if method_label(describe_method(method)) in REPRESENTATIVE_METHODS else pytest.mark.slow,
+    )
+    for method in ALL_METHODS
+    for engine, device in OTHER_ENGINES
+]
+
+
+class ConvNet(nn.Module):
+    """Convolutions, pooling, group normalization, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.conv2 = nn.Conv2d(4, 6, 3, stride=2, bias=False)
+        self.drop, self.head = nn.Dropout(0.3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.max_pool2d(torch.relu(self.norm(self.conv1(x))), 2)
+        return self.head(self.drop(torch.relu(self.conv2(x)).mean((2, 3))))  # type: ignore[no-any-return]
+
+
+class BatchNormNet(TinyNet):
+    """A network with batch normalization, whose statistics are recomputed after training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.norm(self.fc(x))))  # type: ignore[no-any-return]
+
+
+def image_federation(sizes: Sequence[int] = SIZES) -> ft.Federation:
+    """Return clients with small uint8 images."""
+    random = np.random.default_rng(0)
+
+    def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
+        return random.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), random.integers(0, 3, count)
+
+    return ft.Federation.from_arrays([(*samples(size), *samples(3)) for size in sizes], classes=3)
+
+
+def run(
+    method: ft.Method,
+    net: nn.Module,
+    fed: ft.Federation,
+    engine: str,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float64,
+    **settings: Any,
+) -> ft.Run:
+    settings = {"schedule": SCHEDULE} | settings
+    return ft.simulate(method, net, fed, batch_size=3, engine=engine, device=device, dtype=dtype, **settings)
+
+
+def final_tensors(run: ft.Run) -> Params:
+    """Return the server state, client states, and personal models at the end of a run."""
+    clients = range(run.num_clients)
+    states = {str(c): {"state": run.client(c), "model": run.personal(c)} for c in clients}
+    return {name: leaf.cpu() for name, leaf in flatten({"server": run.server, "clients": states}).items()}
+
+
+def largest_difference(one: ft.Run, other: ft.Run) -> float:
+    """Return the largest difference between two runs, relative to the largest value of its tensor."""
+    a, b = final_tensors(one), final_tensors(other)
+    assert a.keys() == b.keys()
+    distances = [
+        float((a[name].double() - b[name].double()).abs().max() / a[name].double().abs().max().clamp(min=1e-30))
+        for name in a
+        if a[name].numel()
+    ]
+    return float(torch.tensor(distances).max())  # NaN if any difference is NaN
+
+
+def make_net(kind: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind().double()
+
+
+@pytest.mark.parametrize(("method", "engine", "device"), METHODS_ON_OTHER_ENGINES)
+def test_method_on_other_engine_matches_sequential(method: ft.Method, engine: str, device: str) -> None:
+    fed, net = tiny_federation(SIZES), make_net(TinyNet)
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        sequential, other = (run(method, net, fed, e, device=device, dtype=dtype) for e in ("sequential", engine))
+        assert largest_difference(sequential, other) < tolerance
+    for mine, theirs in zip(sequential.records, other.records, strict=True):
+        assert mine["bytes_up"] == theirs["bytes_up"] and mine["bytes_down"] == theirs["bytes_down"]
+        assert mine["loss_trained"] == pytest.approx(theirs["loss_trained"], rel=1e-3)
+        assert mine["per_client"].keys() == theirs["per_client"].keys()
+
+
+@pytest.mark.parametrize(("engine", "device"), OTHER_ENGINES)
+@pytest.mark.parametrize("kind", [ConvNet, BatchNormNet])
+@pytest.mark.parametrize("method", [FedAvg(momentum=0.5, weight_decay=0.01), FedPer(), SelfFL(warmup=0)])
+def test_layers_on_other_engine_match_sequential(
+    method: ft.Method, kind: type[nn.Module], engine: str, device: str
+) -> None:
+    fed = image_federation() if kind is ConvNet else tiny_federation(SIZES)
+    sequential, other = (run(method, make_net(kind), fed, e, device=device) for e in ("sequential", engine))
+    assert largest_difference(sequential, other) < 1e-9
+
+
+@pytest.mark.parametrize(("engine", "device"), OTHER_ENGINES)
+@pytest.mark.parametrize("chunk_size", [None, 1, 2])
+def test_engine_run_twice_gives_same_bits(engine: str, device: str, chunk_size: int | None) -> None:
+    chunk_size = chunk_size if engine == "vectorized" else None
+    once, again = (
+        run(
+            SelfFL(),
+            make_net(ConvNet),
+            image_federation(),
+            engine,
+            device=device,
+            dtype=torch.float32,
+            chunk_size=chunk_size,
+        )
+        for _ in range(2)
+    )
+    assert largest_difference(once, again) == 0.0
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 5])
+def test_vectorized_with_any_chunk_size_matches_sequential(chunk_size: int) -> None:
+    fed, net = image_federation(), make_net(ConvNet)
+    sequential = run(FedPer(), net, fed, "sequential")
+    chunked = run(FedPer(), net, fed, "vectorized", chunk_size=chunk_size)
+    assert largest_difference(sequential, chunked) < 1e-9
+    assert chunked.info["chunk_size"] == chunk_size
+
+
+class ReusedLayers(nn.Module):
+    """Uses a part of its nn.Sequential, and dropout on a tensor whose first axis is not the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(40, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tap = self.layers[:2](x).mean((2, 3))
+        return self.head(self.drop(torch.cat([self.layers(x), tap], 1).T).T)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("engine", "device"), OTHER_ENGINES)
+def test_model_with_reused_layers_matches_sequential(engine: str, device: str) -> None:
+    sequential, other = (
+        run(FedAvg(), make_net(ReusedLayers), image_federation(), e, device=device) for e in ("sequential", engine)
+    )
+    assert largest_difference(sequential, other) < 1e-9
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_engine_with_in_place_change_raises(engine: str) -> None:
+    @dataclass(frozen=True)
+    class InPlace(FedAvg):
+        def train(self, ctx: ft.ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+            message["params"]["head.bias"].mul_(0.5)
+            return state, message
+
+    message = error_message(lambda: run(InPlace(), make_net(TinyNet), tiny_federation((3,)), engine, schedule=[[0]]))
+    assert "'params/head.bias' in place" in message
+
+
+def test_cuda_graph_loop_matches_sequential_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured step overwrites its state leaf by leaf; steps may return leaves of their input."""
+
+    class FakeGraph:
+        def __init__(self, step: Callable[[], None]) -> None:
+            self.replay = step
+
+    monkeypatch.setattr(CudaGraphLoop, "_capture", lambda self, step: FakeGraph(step))
+
+    def advance(state: Tree, number: int | Tensor) -> Tree:
+        return {"now": state["now"] + number, "before": state["now"]}
+
+    start = {"now": torch.tensor(1.0), "before": torch.tensor(0.0)}
+    for _ in range(2):  # the first call warms up
+        state = {name: leaf.clone() for name, leaf in start.items()}
+        expected = sequential_loop(advance, state, 0, 9)
+        assert CudaGraphLoop(torch.device("cpu"))(advance, state, 0, 9) == expected
+
+
+def test_make_chunks_separates_long_clients() -> None:
+    """A chunk takes as many steps as its longest client, so a client with fifty times more batches is separate."""
+    chunks = make_chunks((1, 1, 50, *[1] * 17), chunk_size=100)
+    assert sorted(len(chunk) for chunk in chunks) == [1, 19]
+    assert sorted(position for chunk in chunks for position in chunk) == list(range(20))
+    assert max(len(chunk) for chunk in make_chunks((3,) * 10, chunk_size=4)) <= 4
+
+
+def test_vectorized_with_little_memory_reduces_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed, net = image_federation(), make_net(ConvNet)
+    unlimited = run(FedAvg(), net, fed, "vectorized")
+    assert unlimited.info["chunk_size"] > 2
+    monkeypatch.setattr("fedtailor.training.preflight.total_memory", lambda device: 4 * 8 * 3 * 2000)
+    chunked = run(FedAvg(), net, fed, "vectorized")
+    assert chunked.info["chunk_size"] == 1
+    assert largest_difference(unlimited, chunked) < 1e-9
+
+
+class DataDependentNet(TinyNet):
+    """Branches on a tensor's value, which vmap does not support."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def test_vectorized_with_data_dependent_model_raises() -> None:
+    message = error_message(lambda: run(FedAvg(), make_net(DataDependentNet), tiny_federation(SIZES), "vectorized"))
+    assert "'vectorized' cannot run this model" in message and "'auto'" in message
+
+
+def test_auto_with_data_dependent_model_uses_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtailor.training.engines.auto._SHORT_RUN_SECONDS", 0.0)
+    fed, schedule = tiny_federation((3,) * 70), [[0], list(range(70))]
+    found = run(FedAvg(), make_net(DataDependentNet), fed, "auto", schedule=schedule)
+    assert found.info["engine"] in ("pool", "sequential")
+    assert found.info["engine_reason"].count("cannot run this model") == 1
+    assert (
+        largest_difference(found, run(FedAvg(), make_net(DataDependentNet), fed, "sequential", schedule=schedule))
+        < 1e-12
+    )
+
+
+@pytest.mark.parametrize("fast", ENGINES)
+def test_auto_chooses_fastest_engine_and_gives_reason(monkeypatch: pytest.MonkeyPatch, fast: str) -> None:
+    monkeypatch.setattr("fedtailor.training.engines.auto._SHORT_RUN_SECONDS", 0.0)
+    monkeypatch.setattr(
+        "fedtailor.training.engines.auto.EngineBenchmark._seconds",
+        lambda self, engine_choice, clients, batches: 0.05 if engine_choice.engine == fast else 0.5,
+    )
+    found = run(FedAvg(), make_net(TinyNet), tiny_federation(SIZES), "auto")
+    assert found.info["engine"] == fast
+    assert found.info["engine_reason"].startswith(f"Milliseconds per client and batch: {fast}")
+
+
+def test_auto_with_short_run_skips_benchmark() -> None:
+    found = run(FedAvg(), make_net(TinyNet), tiny_federation(SIZES), "auto")
+    assert found.info["engine"] == "sequential" and "too short for a benchmark" in found.info["engine_reason"]
+
+
+def test_chunk_size_with_other_engine_raises() -> None:
+    fed, net = tiny_federation(SIZES), make_net(TinyNet)
+    assert "not to 'pool'" in error_message(lambda: run(FedAvg(), net, fed, "pool", chunk_size=2))
+    assert "set engine='vectorized'" in error_message(lambda: run(FedAvg(), net, fed, "auto", chunk_size=2))
+    assert "at least 1" in error_message(lambda: run(FedAvg(), net, fed, "vectorized", chunk_size=0))
+    assert str(EngineChoice("vectorized", chunk_size=3)) == "vectorized (chunks of 3)"

@@ -1,0 +1,359 @@
+"""Tests of the pool engine: it is bit-identical to the sequential engine and leaves no processes behind."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedtailor as ft
+from conftest import METHOD_PARAMS, error_message, tiny_federation
+from fedtailor.core.system import available_cores
+from fedtailor.core.trees import Rows, Tree, flatten
+from fedtailor.methods import METHODS
+from fedtailor.training.config import TrainingConfig
+from fedtailor.training.engines import pool
+from fedtailor.training.engines.pool import Pool
+from fedtailor.training.engines.processes import WorkQueue
+from fedtailor.training.engines.sequential import Sequential
+from fedtailor.training.simulated_server import SimulatedServer
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "fork") or torch.accelerator.is_available(), reason="the pool needs fork and no GPU"
+)
+CLIENTS = [0, 1, 2, 3]
+
+
+@pytest.fixture(autouse=True)
+def fork_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork after the first client; otherwise the tiny clients of these tests would finish before."""
+    monkeypatch.setattr(pool, "_FORK_SECONDS", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def check_cleanup() -> Iterator[None]:
+    """Check that no test leaves a process or an open file behind."""
+    before = open_files()
+    yield
+    assert open_files() <= before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # there are no children, not even zombies
+
+
+def open_files() -> set[str]:
+    folder = Path("/proc/self/fd")
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+def make_server(method: ft.Method, net: nn.Module, workers: int | None, dtype: Any = "float64") -> SimulatedServer:
+    """Return a server with clients of 9, 4, 7, and 1 samples in batches of 2, with a pool if `workers` is given."""
+    settings = TrainingConfig(batch_size=2, engine="sequential", device="cpu", dtype=dtype)
+    simulated = SimulatedServer.build(settings, method, ft.wrap(net), tiny_federation(), [CLIENTS] * 3)
+    if workers is not None:
+        simulated.engine = Pool(simulated.shared, simulated.train, workers)
+    return simulated
+
+
+def identical(a: Tree, b: Tree) -> bool:
+    left, right = flatten(a), flatten(b)
+    assert list(left) == list(right)
+    return all(torch.equal(left[name], right[name]) and left[name].dtype == right[name].dtype for name in left)
+
+
+def final_state(simulated: SimulatedServer, schedule: list[list[int]]) -> Tree:
+    """Train a schedule and return the server state, client states, and personal models."""
+    for number, clients in enumerate(schedule, start=1):
+        simulated.train_round(number, clients)
+    states = {str(client): simulated.states.get_one(client) for client in CLIENTS}
+    received, trained = simulated.received_models(CLIENTS, len(schedule) + 1), simulated.trained_models(CLIENTS)
+    return {"server": simulated.state, "states": states, "received": received, "trained": trained}
+
+
+class NormDropoutNet(nn.Module):
+    """A network with batch normalization and dropout, which usually have hidden state and global randomness."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.relu(self.norm(self.fc(x)))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("schedule", [[CLIENTS] * 3, [[0, 3], [1, 2, 3], [3]]], ids=["full", "partial"])
+@pytest.mark.parametrize("name", METHOD_PARAMS)
+def test_pool_matches_sequential_to_the_bit(name: str, schedule: list[list[int]], net: nn.Module) -> None:
+    ends = [final_state(make_server(METHODS[name](), net, workers), schedule) for workers in (None, 2)]
+    assert identical(*ends)
+
+
+@pytest.mark.parametrize("method", [ft.methods.FedAvg(), ft.methods.FedAPA(), ft.methods.LAG(ft.methods.Scaffold())])
+@pytest.mark.parametrize("workers", [1, 2, 3, 9])
+def test_pool_bits_do_not_depend_on_number_of_workers(method: ft.Method, workers: int) -> None:
+    torch.manual_seed(0)
+    net = NormDropoutNet()
+    ends = [final_state(make_server(method, net, count, "float32"), [CLIENTS] * 2) for count in (None, workers)]
+    assert identical(*ends)
+
+
+def apply(function: Callable[..., Tree], net: nn.Module, *trees: Tree, workers: int = 2, engine: Any = Pool) -> Tree:
+    """Apply a function to every client; with two workers, one of them is this process."""
+    simulated = make_server(ft.methods.FedAvg(), net, None)
+    chosen = (
+        engine(simulated.shared, simulated.train, workers)
+        if engine is Pool
+        else engine(simulated.shared, simulated.train)
+    )
+    result: Tree = chosen.apply(function, 1, CLIENTS, *trees)
+    return result
+
+
+def all_leaf_types(ctx: ft.ClientContext, own: Tree) -> Tree:
+    """Return a table with absent rows, floats, integers, booleans, an empty tensor, and a transposed tensor."""
+    table = Rows(own["a"].expand(3, 2) * 0.1, torch.arange(3) <= ctx.index)
+    return {"table": table, "nested": {"float": own["a"] + ctx.index, "int": ctx.index, "bool": ctx.index > 1},
+            "empty": torch.zeros(0, 5), "transposed": own["a"] * torch.arange(6.0).reshape(2, 3).T}  # fmt: skip
+
+
+def test_pool_returns_all_leaf_types(net: nn.Module) -> None:
+    trees = {"a": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    assert identical(apply(all_leaf_types, net, trees), apply(all_leaf_types, net, trees, engine=Sequential))
+
+
+def test_pool_memory_is_reused_only_after_release(net: nn.Module) -> None:
+    simulated = make_server(ft.methods.FedAvg(), net, 2)
+
+    def fill(value: float) -> Tree:
+        return simulated.engine.apply(lambda ctx: {"a": torch.full((5,), value), "b": ctx.index}, 1, CLIENTS)
+
+    one, two = fill(1.0), fill(2.0)
+    part = one["a"][3]
+    address = one["a"].data_ptr()
+    del one
+    fill(3.0)
+    assert part.tolist() == [1.0] * 5 and two["a"].flatten().tolist() == [2.0] * 20  # a view keeps the memory in use
+    del part
+    assert fill(4.0)["a"].data_ptr() == address
+
+
+def test_pool_result_names_may_change_between_rounds(net: nn.Module) -> None:
+    """The structure of earlier results determines the shared memory, but may change."""
+    simulated = make_server(ft.methods.FedAvg(), net, 2)
+
+    def work(ctx: ft.ClientContext) -> Tree:
+        return {f"round{ctx.round}": torch.ones(ctx.round) * ctx.index}
+
+    for number in (1, 1, 2, 3, 3):
+        found = simulated.engine.apply(work, number, CLIENTS)
+        assert found[f"round{number}"].tolist() == [[client] * number for client in CLIENTS]
+
+
+def test_pool_runs_clients_in_parallel_processes(net: nn.Module) -> None:
+    """Each of two workers waits until the other has started, which a single process could not."""
+    main_pipe, worker_pipe = os.pipe(), os.pipe()
+    main_pid = os.getpid()
+
+    def meet(ctx: ft.ClientContext) -> Tree:
+        if int(ctx.index) in (0, 2):  # the two longest; the shortest runs before forking
+            mine, other = (main_pipe, worker_pipe) if os.getpid() == main_pid else (worker_pipe, main_pipe)
+            os.write(mine[1], b"!")
+            os.read(other[0], 1)
+        return {"process": torch.tensor(os.getpid()), "threads": torch.tensor(torch.get_num_threads())}
+
+    found = apply(meet, net)
+    for end in (*main_pipe, *worker_pipe):
+        os.close(end)
+    assert len({int(found["process"][client]) for client in (0, 2)}) == 2
+    assert found["threads"].tolist() == [1] * 4
+
+
+def test_pool_with_small_work_does_not_fork(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_FORK_SECONDS", 1e9)
+    found = apply(lambda ctx: {"process": torch.tensor(os.getpid())}, net)
+    assert found["process"].tolist() == [os.getpid()] * 4
+
+
+def test_pool_restores_number_of_threads(net: nn.Module) -> None:
+    """Forking after two threads were used must not hang."""
+    torch.set_num_threads(2)
+    try:
+        assert float((torch.ones(300, 300) @ torch.ones(300, 300)).sum()) == 300**3
+        ends = [final_state(make_server(ft.methods.FedAvg(), net, workers), [CLIENTS]) for workers in (None, 2)]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.allclose(a, b) for a, b in zip(*(flatten(end).values() for end in ends), strict=True))
+
+
+class CustomError(Exception):
+    """An error that cannot be pickled."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"custom: {first + second}")
+
+
+def failing(client: int) -> Callable[[ft.ClientContext], Tree]:
+    def work(ctx: ft.ClientContext) -> Tree:
+        if int(ctx.index) == client:
+            raise CustomError(client, 40)
+        return {}
+
+    return work
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_pool_raises_original_error_of_client(client: int, workers: int, net: nn.Module) -> None:
+    with pytest.raises(CustomError, match=f"custom: {client + 40}") as caught:
+        apply(failing(client), net, workers=workers)
+    assert caught.traceback[-1].name == "work"  # the original place of the error
+
+
+def test_pool_with_differing_structures_raises_config_error(net: nn.Module) -> None:
+    message = error_message(lambda: apply(lambda ctx: {"own": torch.zeros(int(ctx.size))}, net))
+    assert "'own' is" in message and "of the same names, shapes, and dtypes" in message
+    message = error_message(lambda: apply(lambda ctx: {"own": torch.zeros(1, dtype=DTYPES[int(ctx.index)])}, net))
+    assert "torch.float64 for client" in message
+
+
+DTYPES = [torch.float32, torch.float32, torch.float64, torch.float32]
+
+
+def test_pool_with_in_place_change_in_worker_raises(net: nn.Module) -> None:
+    def modify(ctx: ft.ClientContext, own: Tree) -> Tree:
+        return {"a": own["a"].add_(1) if int(ctx.index) == 0 else own["a"]}
+
+    assert "Client 0 modified 'a' in place" in error_message(lambda: apply(modify, net, {"a": torch.zeros(4)}))
+
+
+def act_in_worker(act: Callable[[], object]) -> Callable[[ft.ClientContext], Tree]:
+    """Call `act` only in a forked worker; this process waits until a worker has started."""
+    started, main_pid = os.pipe(), os.getpid()
+
+    def work(ctx: ft.ClientContext) -> Tree:
+        if os.getpid() != main_pid:
+            os.write(started[1], b"!")
+            act()
+        elif int(ctx.index) != 3:  # the shortest runs before there are workers
+            os.read(started[0], 1)
+            os.write(started[1], b"!")  # for when this process takes the next client
+        return {}
+
+    work.pipe = started  # type: ignore[attr-defined]
+    return work
+
+
+def error_in_worker(act: Callable[[], object], net: nn.Module) -> str:
+    work = act_in_worker(act)
+    try:
+        return error_message(lambda: apply(work, net))
+    finally:
+        for end in work.pipe:  # type: ignore[attr-defined]
+            os.close(end)
+
+
+def test_pool_with_killed_worker_raises(net: nn.Module) -> None:
+    message = error_in_worker(lambda: os.kill(os.getpid(), signal.SIGKILL), net)
+    assert "A worker process was killed while it trained client" in message
+
+
+def test_pool_with_unrepeatable_error_raises(net: nn.Module) -> None:
+    def fail() -> None:
+        raise MemoryError("no memory\nleft")
+
+    message = error_in_worker(fail, net)
+    assert "failed in a worker process but not when run again (MemoryError: no memory)" in message
+
+
+def test_pool_interrupt_kills_workers(net: nn.Module) -> None:
+    """This process is interrupted while a worker waits forever."""
+    never, main_pid = os.pipe(), os.getpid()
+
+    def work(ctx: ft.ClientContext) -> Tree:
+        if os.getpid() != main_pid:
+            os.read(never[0], 1)
+        elif int(ctx.index) != 3:
+            raise KeyboardInterrupt
+        return {}
+
+    with pytest.raises(KeyboardInterrupt):
+        apply(work, net)
+    for end in never:
+        os.close(end)
+
+
+def test_pool_workers_ignore_interrupt(net: nn.Module) -> None:
+    """A terminal sends SIGINT to all processes; only the one that the user started handles it."""
+    main_pid = os.getpid()
+
+    def work(ctx: ft.ClientContext) -> Tree:
+        if os.getpid() != main_pid:
+            os.kill(os.getpid(), signal.SIGINT)
+        return {"index": ctx.index}
+
+    assert apply(work, net)["index"].tolist() == CLIENTS
+
+
+def test_pool_orphaned_worker_stops_after_current_client(net: nn.Module) -> None:
+    log, test_pid = os.pipe(), os.getpid()
+
+    def work(ctx: ft.ClientContext) -> Tree:
+        if os.getppid() == test_pid and int(ctx.index) != 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if os.getppid() != test_pid:
+            while os.getppid() == parent:
+                pass
+            os.write(log[1], b"!")
+        return {}
+
+    middle = os.fork()
+    if not middle:
+        parent = os.getpid()
+        try:
+            apply(work, net)
+        finally:
+            os._exit(1)
+    os.close(log[1])
+    os.waitpid(middle, 0)
+    done = b"".join(iter(lambda: os.read(log[0], 9), b""))  # ends when the last process exits
+    os.close(log[0])
+    assert len(done) <= 1
+
+
+def test_pool_output_of_workers_appears_once(net: nn.Module, capfd: pytest.CaptureFixture[str]) -> None:
+    def work(ctx: ft.ClientContext) -> Tree:
+        print(f"client {int(ctx.index)}\n", end="")  # a single write, because the capture is unbuffered
+        return {}
+
+    print("before")
+    apply(work, net)
+    assert sorted(capfd.readouterr().out.split("\n")[:-1]) == ["before", *(f"client {client}" for client in CLIENTS)]
+
+
+def test_work_queue_gives_every_task_once() -> None:
+    tasks = list(range(10_000))
+    queue = WorkQueue.create(tasks)
+    taken = list(iter(queue.take, ()))
+    queue.close()
+    assert sorted(position for positions in taken for position in positions) == tasks
+    assert taken[0][0] == 0  # in order, the longest first
+
+
+def test_pool_has_one_worker_per_available_core(net: nn.Module) -> None:
+    simulated = make_server(ft.methods.FedAvg(), net, None)
+    assert Pool(simulated.shared, simulated.train).workers == available_cores() >= 1
+
+
+def test_pool_without_fork_or_with_gpu_raises(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = make_server(ft.methods.FedAvg(), net, None)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert "on a machine with a GPU" in error_message(lambda: Pool(simulated.shared, simulated.train))
+    monkeypatch.delattr(os, "fork")
+    assert "needs os.fork" in error_message(lambda: Pool(simulated.shared, simulated.train))
