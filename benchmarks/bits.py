@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS))
     arguments = parser.parse_args()
     cases = list(product(arguments.methods.split(","), TASKS, ENGINES, DTYPES))
-    with ProcessPoolExecutor(2) as pool:
+    with ProcessPoolExecutor() as pool:
         found = dict(pool.map(fingerprint, cases))
     if arguments.action == "record":
         arguments.file.write_text(json.dumps(found, indent=1))

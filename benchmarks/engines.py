@@ -31,7 +31,9 @@ from fedtailor.core.system import deterministic
 from fedtailor.methods import FedAPA, FedAvg
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import ENGINES
-from fedtailor.training.simulated_server import SimulatedServer
+from fedtailor.training.simulate import make_trainer
+from fedtailor.training.simulated_clients import SimulatedClients
+from fedtailor.training.trainer import Trainer
 from loops import LoopProcess
 from works import OVERHEAD, SWEEPS, WORKLOADS, Target, Workload
 
@@ -75,28 +77,28 @@ def fast_thread_counts(loop: LoopProcess, clients: int, threads: Sequence[int]) 
     return [n for n, taken in seconds.items() if taken <= 3 * min(seconds.values())]
 
 
-def engine_round(server: SimulatedServer, clients: Sequence[int], numbers: Iterator[int]) -> float:
+def engine_round(trainer: Trainer[SimulatedClients], clients: Sequence[int], numbers: Iterator[int]) -> float:
     """Run one round of an engine with the number of threads that a run would use, and return its seconds."""
-    if server.device.type == "cuda":
+    if trainer.clients.device.type == "cuda":
         torch.cuda.synchronize()
-    with deterministic(server.engine_choice.threads):
-        return float(server.train_round(next(numbers), clients)["seconds"])
+    with deterministic(trainer.clients.threads):
+        return float(trainer.train_round(next(numbers), clients)["seconds"])
 
 
 def build(
     workload: Workload, fed: ft.Federation, engine: str, device: str, method: ft.Method | None = None
-) -> SimulatedServer:
+) -> Trainer[SimulatedClients]:
     """Build a run of FedAvg, or of another method, that has not started yet."""
-    settings = TrainingConfig(batch_size=workload.batch_size, engine=engine, device=device)
-    schedule = [list(range(fed.num_clients))] * 100
+    settings = TrainingConfig(rounds=100, batch_size=workload.batch_size, engine=engine, device=device)
     method = method or FedAvg(lr=LR, epochs=workload.epochs)
-    return SimulatedServer.build(settings, method, workload.model(fed), fed, schedule)
+    return make_trainer(settings, method, workload.model(fed), fed)[0]
 
 
-def contender(server: SimulatedServer) -> Contender:
+def contender(trainer: Trainer[SimulatedClients]) -> Contender:
     """Return rounds of all clients; a GPU needs two warm-up rounds, until memory and kernels have settled."""
-    run_round = partial(engine_round, server, range(server.shared.num_clients), count(1))
-    return Contender(run_round, warm_up=2 if server.device.type == "cuda" else 1)
+    clients = trainer.clients
+    run_round = partial(engine_round, trainer, range(clients.shared.num_clients), count(1))
+    return Contender(run_round, warm_up=2 if clients.device.type == "cuda" else 1)
 
 
 def engines_on(device: str) -> list[str]:
@@ -110,9 +112,9 @@ def compare(workload: Workload, device: str, repeats: int) -> Row:
     thread_counts = (1,) if device == "cuda" else (1, CORES)
     with LoopProcess(workload, LR, device) as loop:
         loops = {f"{n} thread{'s' * (n > 1)}": n for n in fast_thread_counts(loop, fed.num_clients, thread_counts)}
-        servers = {name: build(workload, fed, name, device) for name in [*engines_on(device), "auto"]}
+        trainers = {name: build(workload, fed, name, device) for name in [*engines_on(device), "auto"]}
         contenders = {name: Contender(partial(loop.seconds, n, fed.num_clients)) for name, n in loops.items()}
-        seconds = alternate(contenders | {name: contender(server) for name, server in servers.items()}, repeats)
+        seconds = alternate(contenders | {name: contender(trainer) for name, trainer in trainers.items()}, repeats)
     median = {name: statistics.median(taken) for name, taken in seconds.items()}
     fastest_loop, best = min(loops, key=median.__getitem__), min(engines_on(device), key=median.__getitem__)
     micro = 1e6 / workload.steps(fed)  # seconds per round to microseconds per client step
@@ -121,10 +123,10 @@ def compare(workload: Workload, device: str, repeats: int) -> Row:
             "seconds": median[name],
             "microseconds": micro * median[name],
             "ratio": ratio(seconds[fastest_loop], seconds[name]),
-            "engine_choice": str(server.engine_choice),
-            "threads": server.engine_choice.threads,
+            "engine_choice": str(trainer.clients.engine_choice),
+            "threads": trainer.clients.threads,
         }
-        for name, server in servers.items()
+        for name, trainer in trainers.items()
     }
     auto_over_best = ratio(seconds["auto"], seconds[best])
     return {
@@ -136,7 +138,7 @@ def compare(workload: Workload, device: str, repeats: int) -> Row:
         "best": best,
         "auto_over_best": auto_over_best,
         "auto_met": auto_over_best <= 1.1,
-        "auto_why": servers["auto"].engine_reason,
+        "auto_why": trainers["auto"].clients.engine_reason,
     }
 
 
@@ -192,9 +194,9 @@ def sweep(device: str, repeats: int) -> Row:
         fed = workload.federation()
         steps = workload.steps(fed) // fed.num_clients
         for engine in engines_on(device):
-            server, numbers = build(workload, fed, engine, device), count(1)
+            trainer, numbers = build(workload, fed, engine, device), count(1)
             row["microseconds"][f"{workload.name}, {engine}"] = {
-                str(n): 1e6 / (n * steps) * median_round(partial(engine_round, server, range(n), numbers), repeats)
+                str(n): 1e6 / (n * steps) * median_round(partial(engine_round, trainer, range(n), numbers), repeats)
                 for n in NUM_CLIENTS
                 if n <= 20 or engine != "sequential"  # the sequential cost per client does not depend on n
             }

@@ -17,10 +17,11 @@ from conftest import METHOD_PARAMS, error_message, same, tiny_federation
 from fedtailor.core.trees import Rows, Tree
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.client.worker import RoundRequest, Worker
-from fedtailor.deploy.dummy_client import preview_payload
+from fedtailor.deploy.dummy_client import dummy_upload, preview_payload
 from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.selftest import read_personal_model
-from fedtailor.deploy.server.flower_server import FlowerServer
+from fedtailor.deploy.server import flower_clients
+from fedtailor.deploy.server.flower_clients import FlowerClients
 from fedtailor.deploy.server.operator_folder import enrolled_clients, mark_as_left, read_status
 from fedtailor.experiments.deployment import Deployment, make_deployment, read_deployment
 from fedtailor.runs.reader import load_run
@@ -420,8 +421,8 @@ def test_resume_with_changed_training_settings_is_rejected(create: Callable[...,
 
 def test_client_of_another_version_does_not_train(create: Callable[..., InProcessFederation], monkeypatch: Any) -> None:
     federation = create(method="fedapa", min_clients=2)
-    fields = FlowerServer._fields
-    monkeypatch.setattr(FlowerServer, "_fields", lambda self, *args: fields(self, *args) | {"version": "0.0.1"})
+    fields = FlowerClients._fields
+    monkeypatch.setattr(FlowerClients, "_fields", lambda self, *args: fields(self, *args) | {"version": "0.0.1"})
     assert "another version" in run_error(federation)
 
 
@@ -628,3 +629,17 @@ def test_invalid_request_from_server_is_rejected(change: dict[str, Any]) -> None
     }
     assert RoundRequest.parse(valid).sizes == (1, 2)
     assert "message is invalid" in error_message(lambda: RoundRequest.parse(valid | change))
+
+
+def test_dummy_client_trains_once_per_message_structure(
+    create: Callable[..., InProcessFederation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[int] = []
+
+    def count_calls(*args: Any) -> Tree:
+        rounds.append(args[4])
+        return dummy_upload(*args)
+
+    monkeypatch.setattr(flower_clients, "dummy_upload", count_calls)
+    create(method="fedapa").run()
+    assert rounds == [1]

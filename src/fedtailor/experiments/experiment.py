@@ -29,7 +29,7 @@ from fedtailor.runs.records import Record
 from fedtailor.runs.run import Run
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.simulate import describe_run, train
-from fedtailor.training.simulated_server import SimulatedServer
+from fedtailor.training.simulation import build_simulation
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Experiment(TrainingConfig):
     def check(self, fed: Federation) -> None:
         """Raise an error if the settings do not fit together, without training."""
         self.channel.check(self.method)
-        SimulatedServer.build(self, self.method, self.model(fed), fed, [[0]])
+        build_simulation(self, self.method, self.model(fed), fed, [[0]])
 
     def model(self, fed: Federation) -> Model:
         """Return the network for a federation."""

@@ -6,8 +6,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from fedtailor.runs.run import Run, resume_hint
+from fedtailor.training.clients import Clients
+from fedtailor.training.server import Server
 from fedtailor.training.signals import Interrupted, deferred_signals
-from fedtailor.training.simulated_server import SimulatedServer
 
 if TYPE_CHECKING:
     from fedtailor.runs.writer import RunWriter
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
 class CheckpointManager:
     """Context manager around the rounds of a run that is saved in a folder."""
 
-    def __init__(self, writer: "RunWriter", server: SimulatedServer, run: Run) -> None:
-        self._writer, self._server, self._run = writer, server, run
-        self._stack = ExitStack()
+    def __init__(self, writer: "RunWriter", server: Server, clients: Clients, run: Run, defer_signals: bool) -> None:
+        self._writer, self._server, self._clients, self._run = writer, server, clients, run
+        self._defer_signals, self._stack = defer_signals, ExitStack()
         self._pending_signal: Callable[[], int | None] = lambda: None
 
     def __enter__(self) -> "CheckpointManager":
-        self._pending_signal = self._stack.enter_context(deferred_signals())
+        if self._defer_signals:
+            self._pending_signal = self._stack.enter_context(deferred_signals())
         return self
 
     def after_round(self) -> None:
@@ -42,6 +44,6 @@ class CheckpointManager:
                 self._save()
 
     def _save(self) -> None:
-        changes = self._run.info.get("environment_changes", [])
-        metadata = {"chunk_size": self._server.chunk_size, "environment_changes": changes}
-        self._writer.save(len(self._run.records), self._server.state, self._server.stores, metadata)
+        stores, metadata = self._clients.snapshot()
+        metadata = {"environment_changes": self._run.info.get("environment_changes", [])} | metadata
+        self._writer.save(len(self._run.records), self._server.state, stores, metadata)

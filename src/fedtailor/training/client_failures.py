@@ -27,6 +27,10 @@ class ClientFailure:
     error: Exception | None = None  # the exception that the client raised
 
 
+class TooFewClientsError(RunError):
+    """A round does not count because too few clients delivered an upload."""
+
+
 def find_failures(
     train: Callable[[int], Tree], find_mismatch: Callable[[int, Tree], str | None], clients: Sequence[int]
 ) -> dict[int, ClientFailure]:

@@ -21,7 +21,7 @@ from fedtailor.runs.writer import RunWriter
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
 from fedtailor.training.fingerprint import fingerprint
-from fedtailor.training.simulate import describe_method, prepare, run_rounds
+from fedtailor.training.simulate import describe_method, make_trainer
 
 log = logging.getLogger("fedtailor")
 
@@ -46,7 +46,8 @@ def continue_run(
         config = replace(config, device=_original_device(info))
     initial_weights = load_tensors(folder / "start.safetensors")
     engine_choice = EngineChoice(info["engine"], info["threads"], info["chunk_size"])
-    server, run, schedule = prepare(config, method, model, fed, initial_weights, engine_choice, folder)
+    trainer, _ = make_trainer(config, method, model, fed, initial_weights, engine_choice, folder)
+    run = trainer.run
     run.experiment, run.info = read_settings(folder), info
     writer = RunWriter(folder, config.checkpoint_every)
     if checkpoint is None:
@@ -54,9 +55,12 @@ def continue_run(
     else:
         run.records = read_records(folder, checkpoint)
         run.info = info | _environment_changes(info, checkpoint)
-        server.restore(checkpoint, run.records)
+        trainer.server.restore(checkpoint.server()[0], checkpoint.round, run.records)
+        trainer.clients.restore(trainer.server, checkpoint)
         writer.continue_from(checkpoint)
-    return run_rounds(server, run, schedule, config, on_round_end, writer)
+    trainer.train(writer, on_round_end)
+    writer.finish(run)
+    return run
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:

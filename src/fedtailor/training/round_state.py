@@ -9,9 +9,20 @@ from fedtailor.training.client_failures import ClientFailure, Signature, describ
 from fedtailor.training.engines.vectorized import select_rows
 
 
+@dataclass(frozen=True, eq=False)
+class ClientResults:
+    """What the clients of a cohort returned, stacked in the order of `clients`."""
+
+    clients: list[int]  # the clients that succeeded
+    sent: Tree  # the messages to these clients
+    encoded: Tree  # their uploads, as encoded by the channel
+    client_metrics: Tree = field(default_factory=dict)  # one value per client and name, for the record
+    results: Tree = field(default_factory=dict)  # in simulations: the clients' new states and trained models
+
+
 @dataclass(eq=False)
 class RoundState:
-    """The results of a round so far; `Server.commit` applies them when the round is complete, or never."""
+    """The results of a round so far. They are applied when the round is complete (`Trainer.train_round`), or never."""
 
     server: Tree  # server state, updated after every cohort
     clients: list[int] = field(default_factory=list)  # clients whose uploads were received

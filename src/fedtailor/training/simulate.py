@@ -1,48 +1,37 @@
 """Train a method on a federation whose clients are simulated on this machine.
 
-`simulate` is the public function. It calls `train`, which calls `prepare` once and then `run_rounds`:
-
-    for every round of the schedule:
-        train the clients of the round            (SimulatedServer.train_round)
-        evaluate the personal models, if due      (evaluate_round)
-        append the round's record to the run      (Run.records and rounds.jsonl)
-        write a checkpoint, if due                (CheckpointManager)
+`simulate` is the public function. It calls `train`, which builds a `Trainer` with simulated clients and runs it.
 """
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import fields
+from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model, as_model
-from fedtailor.core.system import deterministic
+from fedtailor.core.trees import Params
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError
 from fedtailor.runs.records import Record, Records
 from fedtailor.runs.run import FORMAT, Run
 from fedtailor.runs.toml import to_toml
 from fedtailor.training.channel.channel import Channel
-from fedtailor.training.checkpointing import CheckpointManager
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
-from fedtailor.training.evaluation import evaluate_round
 from fedtailor.training.fingerprint import fingerprint
 from fedtailor.training.participation import Participation, make_schedule
-from fedtailor.training.simulated_server import SimulatedServer
+from fedtailor.training.simulated_clients import SimulatedClients
+from fedtailor.training.simulation import build_simulation, personal_model, simulation_info
+from fedtailor.training.trainer import Trainer
 from fedtailor.training.unreliable import Unreliable
 from fedtailor.version import VERSION
-
-if TYPE_CHECKING:
-    from fedtailor.runs.writer import RunWriter
-
-Schedule = list[list[int]]  # the clients selected for each round
 
 
 def simulate(
@@ -135,32 +124,34 @@ def train(
     initial_weights: Mapping[str, Tensor] | None = None,
 ) -> Run:
     """Train a method like `simulate`, with all settings in one `TrainingConfig`."""
-    server, run, schedule = prepare(config, method, model, fed, initial_weights, None, folder)
+    trainer, params = make_trainer(config, method, model, fed, initial_weights, folder=folder)
     if folder is None:
-        return run_rounds(server, run, schedule, config, on_round_end)
+        return trainer.train(on_round_end=on_round_end)
     from fedtailor.runs.writer import create_run  # requires safetensors, which a run in memory does not need
 
-    with create_run(folder, config.checkpoint_every, run, server.model.state_dict(server.params)) as writer:
-        return run_rounds(server, run, schedule, config, on_round_end, writer)
+    with create_run(folder, config.checkpoint_every, trainer.run, trainer.server.model.state_dict(params)) as writer:
+        run = trainer.train(writer, on_round_end)
+        writer.finish(run)
+    return run
 
 
-def prepare(
+def make_trainer(
     config: TrainingConfig,
     method: Method,
     model: Model,
     fed: Federation,
-    initial_weights: Mapping[str, Tensor] | None,
-    engine_choice: EngineChoice | None,
-    folder: Path | None,
-) -> tuple[SimulatedServer, Run, Schedule]:
-    """Return the server before round 1, the run without records, and the schedule."""
+    initial_weights: Mapping[str, Tensor] | None = None,
+    engine_choice: EngineChoice | None = None,
+    folder: Path | None = None,
+) -> tuple[Trainer[SimulatedClients], Params]:
+    """Return the trainer of a simulation before round 1, and the initial parameters."""
     _check_types(method, fed)
     config.channel.check(method)
     schedule = make_schedule(
         fed.num_clients, config.rounds, config.participation, config.seed, config.schedule, config.unreliable
     )
-    server = SimulatedServer.build(config, method, model, fed, schedule, initial_weights, engine_choice)
-    info = {"format": FORMAT, "fedtailor": VERSION, **server.info(fed)}
+    server, clients, params = build_simulation(config, method, model, fed, schedule, initial_weights, engine_choice)
+    info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, clients, fed)}
     if folder is not None:
         info["fingerprint"] = fingerprint(describe_method(method), type(method), model, fed)
     run = Run(
@@ -168,11 +159,11 @@ def prepare(
         info=info,
         records=Records(),
         server=server.state,
-        get_client=lambda client: server.states.get_one(client),
-        get_personal=server.personal_state_dict,
+        get_client=clients.states.get_one,
+        get_personal=partial(personal_model, server, clients, params),
         folder=folder,
     )
-    return server, run, schedule
+    return Trainer(config=config, server=server, clients=clients, run=run), params
 
 
 def describe_run(config: TrainingConfig, method: Method, model: Model, fed: Federation) -> dict[str, Any]:
@@ -187,43 +178,6 @@ def describe_config(config: TrainingConfig) -> dict[str, Any]:
     settings = {name: getattr(config, name) for name in TrainingConfig.__dataclass_fields__}
     tables = {name: dict(vars(part)) for name, part in settings.items() if isinstance(part, (Unreliable, Channel))}
     return settings | tables | {"rounds": config.num_rounds}
-
-
-def run_rounds(
-    server: SimulatedServer,
-    run: Run,
-    schedule: Schedule,
-    config: TrainingConfig,
-    on_round_end: Callable[[Record], None] | None = None,
-    writer: "RunWriter | None" = None,
-) -> Run:
-    """Train the rounds of the schedule for which the run has no record yet."""
-    checkpoints = None if writer is None else CheckpointManager(writer, server, run)
-    run.records = records = Records(run.records)
-    with nullcontext() if checkpoints is None else checkpoints:
-        for number in range(len(records) + 1, len(schedule) + 1):
-            record = _run_round(server, schedule, number, config)
-            record = record if writer is None else writer.append(record)
-            records.append(record)
-            if on_round_end is not None:
-                on_round_end(record)
-            if checkpoints is not None:
-                checkpoints.after_round()
-    run.server = server.state
-    if writer is not None:
-        writer.finish(run)
-    return run
-
-
-def _run_round(server: SimulatedServer, schedule: Schedule, number: int, config: TrainingConfig) -> Record:
-    """Train and evaluate round `number`, and return its record."""
-    clients, is_last = schedule[number - 1], number == len(schedule)
-    with deterministic(server.engine_choice.threads):
-        missed = config.unreliable.missed(clients, server.train.sizes, number, config.seed)
-        record = server.train_round(number, clients, missed)
-        if is_last or number % config.evaluate_every == 0:
-            record = evaluate_round(server, record, config.evaluate, is_last)
-    return record
 
 
 def _client_list(clients: Any) -> list[Any]:

@@ -1,0 +1,257 @@
+"""The clients of a simulation: their data and states, and the engine that trains them on this machine."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedtailor.core.batch import SharedContext
+from fedtailor.core.client_context import ClientContext
+from fedtailor.core.method import Method
+from fedtailor.core.trees import Tree, add, cache_by_identity, map_leaves, take
+from fedtailor.errors import RunError
+from fedtailor.runs.client_states import ClientStates
+from fedtailor.runs.records import Values, update_values, values_by_client
+from fedtailor.training.channel.channel import Channel
+from fedtailor.training.channel.leak_check import LeakCheck
+from fedtailor.training.channel.payload import mask_absent_rows
+from fedtailor.training.client_failures import ClientFailure, find_failures, find_non_finite, upload_mismatch
+from fedtailor.training.client_update import client_update
+from fedtailor.training.clients import Evaluation
+from fedtailor.training.engines import Engine, EngineChoice
+from fedtailor.training.engines.pool import WorkerLostError
+from fedtailor.training.engines.sequential import InPlaceMutationError, Sequential
+from fedtailor.training.engines.vectorized import Vectorized, select_rows
+from fedtailor.training.evaluator import Evaluator, scores
+from fedtailor.training.round_state import ClientResults, RoundState, drop_rows, remaining_clients
+from fedtailor.training.sample_index import SampleIndex
+from fedtailor.training.server import Server
+from fedtailor.training.unreliable import Unreliable
+
+if TYPE_CHECKING:
+    from fedtailor.runs.checkpoint import Checkpoint
+
+_EVALUATION_CHUNK = 64  # clients that are evaluated at once, so that memory does not grow with their number
+
+
+@dataclass(eq=False, kw_only=True)
+class SimulatedClients:
+    """The clients of a run on this machine: samples, states, trained models, and the engine that trains them."""
+
+    method: Method
+    channel: Channel
+    unreliable: Unreliable
+    schedule: Sequence[Sequence[int]]  # the clients selected for each round
+    names: Sequence[str]
+    shared: SharedContext
+    device: torch.device
+    samples: Mapping[str, SampleIndex]  # by split: train, validation, test
+    engine_choice: EngineChoice  # the engine and its settings
+    engine_reason: str  # why this engine was chosen
+    engine: Engine
+    states: ClientStates
+    trained: ClientStates | None = None  # each client's model after it last trained; None before round 1
+    min_clients: int = 0
+
+    @property
+    def sizes(self) -> dict[str, list[int]]:
+        return {split: index.sizes.tolist() for split, index in self.samples.items()}
+
+    @property
+    def threads(self) -> int:
+        return self.engine_choice.threads
+
+    def select(self, server: Server, number: int, attempt: int) -> tuple[list[int], dict[int, str]]:
+        """Return the scheduled clients of a round, and those that are unavailable, late, or drop out."""
+        clients = list(self.schedule[number - 1])
+        return clients, self.unreliable.missed(clients, self.samples["train"].sizes, number, self.shared.seed)
+
+    def train(self, round_state: RoundState, number: int, clients: list[int], sent: Tree) -> ClientResults | None:
+        """Train these clients in the engine, check their uploads, and encode them for the channel."""
+        clients, sent, result = self._train_valid_clients(round_state, number, clients, sent)
+        if not clients:
+            return None
+        uploads = mask_absent_rows(result["upload"])
+        self._leak_check.check(type(self.method).__name__, clients, self.samples["train"], uploads)
+        encoded = self.channel.encode(uploads, sent, clients, number, self.shared.seed)
+        metrics = result["client_metrics"] | self.channel.metrics(uploads, sent)
+        return ClientResults(clients, sent, encoded, metrics, {"state": result["state"], "trained": result["trained"]})
+
+    def commit(self, round_state: RoundState, number: int) -> None:
+        """Keep the new states and the trained models of the clients that took part in a round."""
+        if not round_state.clients:
+            return
+        results = (
+            round_state.results[0]
+            if len(round_state.results) == 1
+            else map_leaves(lambda *parts: torch.cat(parts), *round_state.results)
+        )
+        results = map_leaves(cache_by_identity(torch.Tensor.contiguous), results)
+        self.states.put(round_state.clients, results["state"])
+        if self.trained is None:
+            self.trained = ClientStates(take(results["trained"], 0))
+        self.trained.put(round_state.clients, results["trained"])
+
+    @torch.no_grad()
+    def evaluate(
+        self, server: Server, clients: Sequence[int], participants: Sequence[int], is_last: bool
+    ) -> Evaluation:
+        """Evaluate personal models in chunks; see `Clients.evaluate`."""
+        found, following, took_part = Evaluation({}), server.rounds_done + 1, set(participants)
+        for chunk in _chunks(clients):
+            update_values(found.values, self._scores(chunk, self.received_models(server, chunk, following), "received"))
+            if self.method.has_evaluation_metrics:
+                found = self._add_method_metrics(found, chunk, server.send(server.state, chunk, following), following)
+        for chunk in _chunks([client for client in clients if client in took_part]):
+            personal = self.trained_models(server, chunk)
+            update_values(found.values, self._scores(chunk, personal, "trained"))
+            losses = self._evaluator(chunk, personal, self.samples["train"], only="loss")["loss"]
+            update_values(found.values, {"loss": losses})
+        if is_last:
+            for name in ("loss", *self.shared.model.metrics):
+                found.values.setdefault(f"{name}_trained", {})
+            for chunk in _chunks([client for client in clients if client not in took_part]):
+                update_values(found.values, self._scores(chunk, self.trained_models(server, chunk), "trained"))
+        return found
+
+    def _add_method_metrics(self, found: Evaluation, clients: Sequence[int], sent: Tree, number: int) -> Evaluation:
+        """Return an evaluation with the method's evaluation metrics of more clients."""
+        stacked = self.apply(self.method.evaluation_metrics, number, clients, sent)
+        update_values(found.method_values, values_by_client(clients, stacked))
+        sums = map_leaves(lambda leaf: leaf.sum(0), stacked)
+        return replace(found, totals=add(found.totals, sums) if found.totals else sums)
+
+    def _scores(self, clients: Sequence[int], personal: Tree, moment: str) -> dict[str, Values]:
+        return scores(self._evaluator, clients, personal, moment, self.samples["test"], self.samples["validation"])
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        return Evaluator(self.method, replace(self.shared, model=self.shared.model.eval_mode), self.engine_choice)
+
+    @cached_property
+    def _leak_check(self) -> LeakCheck:
+        return LeakCheck(self.shared.x, self.shared.prepare)
+
+    @torch.no_grad()
+    def received_models(self, server: Server, clients: Sequence[int], number: int) -> Tree:
+        """Return these clients' personal models at the start of round `number`, stacked (moment `received`)."""
+        return self.apply(self.method.personalize, number, clients, server.serve(server.state, clients, number))
+
+    @torch.no_grad()
+    def trained_models(self, server: Server, clients: Sequence[int]) -> Tree:
+        """Return these clients' personal models after they last trained, stacked (moment `trained`).
+
+        A client that never trained has its personal model of the initial server state.
+        """
+
+        def initial_models(clients: Sequence[int]) -> Tree:
+            return self.apply(self.method.personalize, 1, clients, server.serve(server.initial_state, clients, 1))
+
+        store = self.trained
+        if store is None:
+            return initial_models(clients)
+        if all(store.has(client) for client in clients):
+            return store.get(clients, self.device)
+        models = [
+            store.get([client], self.device) if store.has(client) else initial_models([client]) for client in clients
+        ]
+        return map_leaves(lambda *parts: torch.cat(parts), *models)
+
+    def apply(self, function: Callable[..., Tree], number: int, clients: Sequence[int], sent: Tree) -> Tree:
+        """Return `function(ctx, state, message)` for these clients and messages, stacked."""
+        return self.engine.apply(function, number, clients, self.states.get(clients, self.device), sent)
+
+    def apply_train(self, engine: Engine, number: int, clients: Sequence[int], sent: Tree) -> Tree:
+        """Return the results of `client_update` for these clients and messages, stacked."""
+        return engine.apply(self.update, number, clients, self.states.get(clients, self.device), sent)
+
+    def update(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
+        """Train one client for one round."""
+        return client_update(self.method, ctx, state, message)
+
+    def snapshot(self) -> tuple[dict[str, ClientStates], dict[str, Any]]:
+        """Return the clients' states and trained models, and the current chunk size of the vectorized engine.
+
+        The engine reduces its chunk size when it runs out of memory, and results may depend on it.
+        """
+        stores = {"states": self.states} | ({} if self.trained is None else {"trained": self.trained})
+        size = self.engine.chunk_size if isinstance(self.engine, Vectorized) else self.engine_choice.chunk_size
+        return stores, {"chunk_size": size}
+
+    def restore(self, server: Server, checkpoint: "Checkpoint") -> None:
+        """Restore all clients from a checkpoint."""
+        if isinstance(self.engine, Vectorized):
+            self.engine.chunk_size = checkpoint.metadata["chunk_size"]
+        for clients, stacked in checkpoint.shards("states"):
+            self.states.put(clients, stacked)
+        template = take(self.trained_models(server, [0]), 0)
+        for clients, stacked in checkpoint.shards("trained"):
+            self.trained = self.trained or ClientStates(template)
+            self.trained.put(clients, stacked)
+        last_clients = [client for store in self.snapshot()[0].values() for client in store.clients()[-1:]]
+        if any(client >= self.shared.num_clients for client in last_clients):
+            raise RunError(f"The checkpoint '{checkpoint.folder}' has states of clients that do not exist.")
+
+    def _train_valid_clients(
+        self, round_state: RoundState, number: int, clients: list[int], sent: Tree
+    ) -> tuple[list[int], Tree, Tree]:
+        """Train these clients; return those that succeed, the messages to them, and their results, stacked.
+
+        The others are added to `round_state.failures`: clients that raise an exception, return the wrong structure,
+        or return NaN or infinity.
+        """
+        try:
+            result = self.apply_train(self.engine, number, clients, sent)
+        except (InPlaceMutationError, WorkerLostError):  # these cannot be attributed to one client
+            raise
+        except Exception:
+            failures = self._find_failures(number, clients, sent)
+            if not failures:
+                raise  # the engine failed, not a client
+            round_state.failures |= failures
+            clients, sent = remaining_clients(failures, clients), drop_rows(failures, clients, sent)
+            if not clients:
+                return [], sent, {}
+            result = self.apply_train(self.engine, number, clients, sent)
+        reason = self._find_mismatch(result, sent) or round_state.find_mismatch(result["upload"])
+        if reason is not None:  # results are stacked, so all clients have the same structure
+            round_state.failures |= dict.fromkeys(clients, ClientFailure(reason))
+            return [], sent, {}
+        failures = find_non_finite(
+            clients, {part: mask_absent_rows(result[part]) for part in ("upload", "state", "trained")}
+        )
+        round_state.failures |= failures
+        return (
+            remaining_clients(failures, clients),
+            drop_rows(failures, clients, sent),
+            drop_rows(failures, clients, result),
+        )
+
+    def _find_failures(self, number: int, clients: list[int], sent: Tree) -> dict[int, ClientFailure]:
+        """Train each client separately to find those that fail."""
+        sequential = Sequential(self.shared, self.samples["train"])
+
+        def message(client: int) -> Tree:
+            return select_rows(sent, [clients.index(client)])
+
+        return find_failures(
+            lambda client: self.apply_train(sequential, number, [client], message(client)),
+            lambda client, result: self._find_mismatch(result, message(client)),
+            clients,
+        )
+
+    def _find_mismatch(self, result: Tree, sent: Tree) -> str | None:
+        """Return why the structure of clients' results is wrong, or None if it is right."""
+        if (reason := upload_mismatch(result["upload"], sent)) is not None:
+            return reason
+        for name, store, part in (("state", self.states, "state"), ("model", self.trained, "trained")):
+            if store is not None and (path := store.find_mismatch(result[part])) is not None:
+                return f"its {name} must keep its names and shapes, but '{path}' changed"
+        return None
+
+
+def _chunks(clients: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(clients), _EVALUATION_CHUNK):
+        yield clients[start : start + _EVALUATION_CHUNK]

@@ -1,0 +1,148 @@
+"""Build a simulation: check that method, model, and data fit together, and choose the engine."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtailor.core.memory_limits import check_method_memory
+from fedtailor.core.method import Method, Setup
+from fedtailor.core.model import Model
+from fedtailor.core.system import deterministic, retain_freed_memory
+from fedtailor.core.trees import Params, flatten, take
+from fedtailor.data.federation import Federation
+from fedtailor.data.input_spec import InputSpec
+from fedtailor.data.partition import hold_out
+from fedtailor.errors import RunError
+from fedtailor.runs.client_states import ClientStates
+from fedtailor.training.client_update import initial_model, make_shared_context, personal_state_dict
+from fedtailor.training.config import TrainingConfig
+from fedtailor.training.engines import EngineChoice
+from fedtailor.training.engines.auto import EngineBenchmark, named_engine
+from fedtailor.training.preflight import check_model_fits, choose_num_threads, max_concurrent_clients, measure_step_cost
+from fedtailor.training.sample_index import SampleIndex
+from fedtailor.training.server import Server
+from fedtailor.training.simulated_clients import SimulatedClients
+
+Schedule = Sequence[Sequence[int]]  # the clients selected for each round
+
+
+@torch.no_grad()
+def build_simulation(
+    config: TrainingConfig,
+    method: Method,
+    model: Model,
+    fed: Federation,
+    schedule: Schedule,
+    initial_weights: Mapping[str, Tensor] | None = None,
+    engine_choice: EngineChoice | None = None,
+) -> tuple[Server, SimulatedClients, Params]:
+    """Return the server and the clients before round 1, and the initial parameters.
+
+    A resumed run passes the `engine_choice` it was started with; otherwise `config` decides.
+    """
+    device, seed = config.torch_device, config.seed
+    retain_freed_memory()
+    model, params = initial_model(model, config, initial_weights)
+    samples = _split_samples(fed, config.validation, seed, device)
+    sizes = torch.from_numpy(samples["train"].sizes)
+    participation = sum(map(len, schedule)) / (len(schedule) * fed.num_clients)
+    shared = make_shared_context(config, model, fed, sizes, len(schedule), participation)
+    check_model_fits(model.eval_mode, params, shared, fed)
+    setup = Setup(model, params, fed.num_clients, sizes.to(device), len(schedule), seed)
+    check_method_memory(method, setup)
+    server = Server.build(method, setup, config.channel, lambda: seed)
+    step_cost = measure_step_cost(model.eval_mode, params, shared)
+    max_clients, threads = max_concurrent_clients(step_cost, device), choose_num_threads(step_cost)
+    if config.engine == "auto" and config.chunk_size is not None:
+        raise RunError("chunk_size applies only to the engine 'vectorized'; set engine='vectorized' too.")
+    name = "sequential" if config.engine == "auto" else config.engine
+    choice = engine_choice or named_engine(name, config.chunk_size, threads, max_clients, device)
+    clients = SimulatedClients(
+        method=method,
+        channel=config.channel,
+        unreliable=config.unreliable,
+        schedule=schedule,
+        names=fed.names,
+        shared=shared,
+        device=device,
+        samples=samples,
+        engine_choice=choice,
+        engine_reason="The engine was requested.",
+        engine=choice.build(shared, samples["train"]),
+        states=ClientStates(method.init_client(setup)),
+    )
+    if config.engine == "auto" and engine_choice is None:
+        _choose_engine(server, clients, max_clients)
+    return server, clients, params
+
+
+def _choose_engine(server: Server, clients: SimulatedClients, max_clients: int) -> None:
+    """Benchmark the engines on the clients of the largest round and switch to the fastest."""
+    largest_round = max(clients.schedule, key=len)
+    train = clients.samples["train"]
+    benchmark = EngineBenchmark(
+        build=lambda choice, samples: choice.build(clients.shared, samples),
+        train=lambda engine, some: clients.apply_train(engine, 1, some, server.send(server.state, some, 1)),
+        samples=train,
+        clients=largest_round[:1] if server.method.sequential_clients else largest_round,
+        batch_size=clients.shared.batch_size,
+        rounds=len(clients.schedule),
+        device=clients.device,
+    )
+    clients.engine_choice, clients.engine_reason = benchmark.choose(clients.engine_choice, max_clients)
+    clients.engine = clients.engine_choice.build(clients.shared, train)
+
+
+def simulation_info(server: Server, clients: SimulatedClients, fed: Federation) -> dict[str, Any]:
+    """Return the facts that `run.json` records once: engine, device, model, and clients."""
+    device, choice = clients.device, clients.engine_choice
+    return model_info(server) | {
+        "engine": choice.engine,
+        "engine_reason": clients.engine_reason,
+        "chunk_size": choice.chunk_size,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "threads": choice.threads,
+        "inputs": InputSpec.from_federation(fed).to_json(),
+        "clients": [
+            {
+                "name": fed.names[client],
+                **{split: int(sizes[client]) for split, sizes in clients.sizes.items()},
+                "classes": fed.class_counts(clients.samples["train"][client].cpu()),
+            }
+            for client in range(fed.num_clients)
+        ],
+    }
+
+
+def model_info(server: Server) -> dict[str, Any]:
+    """Return the facts about method and model that `run.json` records, for simulated and deployed runs."""
+    model = server.model
+    return {
+        "method_title": server.method.display_name,
+        "torch": torch.__version__,
+        "parameters": sum(p.numel() for p in model.module.parameters() if p.requires_grad),
+        "score": model.score,
+        "higher_is_better": model.higher_is_better,
+        "layers": list(model.layers()),
+    }
+
+
+def personal_model(server: Server, clients: SimulatedClients, params: Params, client: int, moment: str) -> Params:
+    """Return one client's personal model as a `state_dict`."""
+    with deterministic(clients.threads):
+        models = (
+            clients.trained_models(server, [client])
+            if moment == "trained"
+            else clients.received_models(server, [client], clients.shared.rounds + 1)
+        )
+    return personal_state_dict(server.model, params, flatten(take(models, 0)))
+
+
+def _split_samples(fed: Federation, fraction: float, seed: int, device: torch.device) -> dict[str, SampleIndex]:
+    """Return the clients' samples by split; validation samples are a fraction of the training samples."""
+    targets = fed.y.numpy()
+    halves = [hold_out(targets, samples.numpy(), fraction, (seed, client)) for client, samples in enumerate(fed.train)]
+    train, validation = (SampleIndex([torch.from_numpy(half[side]) for half in halves], device) for side in (0, 1))
+    return {"train": train, "validation": validation, "test": SampleIndex(fed.test, device)}
