@@ -36,17 +36,25 @@ def fork_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def check_cleanup() -> Iterator[None]:
-    """Check that no test leaves a process or an open file behind."""
-    before = open_files()
+    """Check that no test leaves a process or an open file behind.
+
+    Other tests may have started child processes that still run, so only new ones count.
+    """
+    before, children_before = open_files(), child_processes()
     yield
     assert open_files() <= before
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)  # there are no children, not even zombies
+    assert child_processes() <= children_before
 
 
 def open_files() -> set[str]:
     folder = Path("/proc/self/fd")
     return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
+def child_processes() -> set[str]:
+    """Return the ids of all children of this process, including zombies."""
+    tasks = Path("/proc/self/task")
+    return {child for children in tasks.glob("*/children") for child in children.read_text().split()}
 
 
 def make_server(method: ft.Method, net: nn.Module, workers: int | None, dtype: Any = "float64") -> SimulatedServer:
