@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedtailor as ft
-from conftest import METHOD_PARAMS, all_same, error_message, models, same, tiny_federation
+from conftest import REPRESENTATIVE_METHODS, all_same, error_message, models, same, tiny_federation
 from fedtailor.core.trees import flatten
 from fedtailor.experiments.experiment import make_experiment
 from fedtailor.experiments.overrides import parse_overrides
@@ -26,7 +26,6 @@ from fedtailor.training.unreliable import check_trace, read_trace
 
 SIZES = (9, 4, 7, 1, 6, 3)  # training samples per client, 5 on average
 HEAVY = ft.Unreliable(away=0.5, dropout=0.3, deadline=1.0, speeds=0.5, jitter=0.5)
-ALL_METHODS = pytest.mark.parametrize("name", METHODS)
 
 
 def simulate(net: nn.Module, method: ft.Method, **settings: Any) -> ft.Run:
@@ -202,24 +201,21 @@ def test_missed_client_keeps_state_to_the_bit(net: nn.Module) -> None:
     assert not any(same(before.client(client), after.client(client)) for client in here)
 
 
-@pytest.mark.parametrize("name", METHOD_PARAMS)
+@pytest.mark.parametrize("name", REPRESENTATIVE_METHODS)
 def test_server_with_missed_clients_matches_schedule_without_them(name: str, net: nn.Module) -> None:
-    if name == "fedphp":
-        pytest.skip("its clients use the participation, which differs here")
     run = simulate(net, METHODS[name](), rounds=5, seed=1, unreliable=ft.Unreliable(dropout=0.4), evaluate_every=5)
     delivered = [record["clients"] for record in run.records]
     assert sum(map(len, delivered)) < 30 and all(delivered)
     twin = simulate(net, METHODS[name](), schedule=delivered, seed=1, evaluate_every=5)
     # These methods mix models with one matrix product, whose last bit may depend on its number of rows.
-    mixes = name in ("fedapa", "fedamp", "fedcac", "pfedla", "pfedhn")
-    tolerance = 1e-12 if mixes else 0.0
+    tolerance = 1e-12 if name in ("fedapa", "pfedhn") else 0.0
     assert same(run.server, twin.server, tolerance)
     for moment in ("trained", "received"):
         assert all_same(models(run, moment), models(twin, moment), tolerance)
     assert all_same([run.client(c) for c in range(6)], [twin.client(c) for c in range(6)], tolerance)
 
 
-@ALL_METHODS
+@pytest.mark.parametrize("name", METHODS)
 def test_method_with_many_missed_clients_stays_finite(name: str, net: nn.Module) -> None:
     """Some of the twelve rounds, such as the first, have no clients."""
     run = simulate(net, METHODS[name](), rounds=12, seed=3, unreliable=HEAVY, evaluate_every=6)
@@ -233,18 +229,15 @@ def test_method_with_many_missed_clients_stays_finite(name: str, net: nn.Module)
 
 
 def test_missed_clients_are_same_for_all_methods_and_engines(net: nn.Module) -> None:
-    runs = [
+    fedavg, local, vectorized = (
         simulate(net, method, rounds=6, seed=2, unreliable=HEAVY, engine=engine)
-        for method in (ft.methods.Local(), ft.methods.FedAvg(), ft.methods.FedAPA())
-        for engine in ("sequential", "vectorized", "pool")
-        if engine != "pool" or not torch.accelerator.is_available()
-    ]
-    lost = [[(record["clients"], record["missed"]) for record in run.records] for run in runs]
-    assert all(found == lost[0] for found in lost)
-    each = len(runs) // 3
-    for first in range(0, len(runs), each):
-        plain, *others = runs[first : first + each]
-        assert all(all_same(models(plain), models(other), tolerance=1e-9) for other in others)
+        for method, engine in (
+            (ft.methods.FedAvg(), "sequential"), (ft.methods.Local(), "sequential"), (ft.methods.FedAvg(), "vectorized")
+        )
+    )  # fmt: skip
+    lost = [[(record["clients"], record["missed"]) for record in run.records] for run in (fedavg, local, vectorized)]
+    assert lost[0] == lost[1] == lost[2]
+    assert all_same(models(fedavg), models(vectorized), tolerance=1e-9)
 
 
 # Rounds without clients
@@ -392,7 +385,7 @@ def _corrupted(draw: st.DrawFn) -> bytes:
     )
 
 
-@settings(max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(_VALID)
 @given(data=_corrupted() | _VALUES.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40))
 def test_read_trace_of_any_bytes_returns_trace_or_raises(tmp_path: Path, data: bytes) -> None:
