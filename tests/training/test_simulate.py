@@ -54,6 +54,9 @@ def test_moments_received_and_trained_match_models(net: nn.Module) -> None:
         assert same(run.personal(client, "received"), run.server["params"])
     for client in (0, 2):
         assert accuracy(twin, run.personal(client), client) == last["accuracy_trained"][client]
+    weights = [SIZES[client] / (SIZES[0] + SIZES[2]) for client in (0, 2)]
+    average = {n: weights[0] * run.personal(0)[n] + weights[1] * run.personal(2)[n] for n in net.state_dict()}
+    assert same(run.server["params"], average, 1e-12)
     round_one = simulate(net, schedule=[[0, 1, 2]])
     assert same(run.personal(1), round_one.personal(1))  # absent in round 2: model of its last training
     assert same(run.personal(3), net.state_dict())  # never took part: initial model

@@ -1,6 +1,5 @@
 """Tests of unreliable clients: how often they are away, late, or drop out, and that their state is unchanged."""
 
-import json
 import os
 import tomllib
 from math import sqrt
@@ -10,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import fedtailor as ft
@@ -22,7 +19,7 @@ from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.methods import METHODS
 from fedtailor.runs.toml import to_toml
 from fedtailor.training.participation import make_schedule
-from fedtailor.training.unreliable import check_trace, read_trace
+from fedtailor.training.unreliable import read_trace
 
 SIZES = (9, 4, 7, 1, 6, 3)  # training samples per client, 5 on average
 HEAVY = ft.Unreliable(away=0.5, dropout=0.3, deadline=1.0, speeds=0.5, jitter=0.5)
@@ -365,37 +362,3 @@ def test_read_trace_of_special_file_raises(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
         assert "it is not a file" in error_message(lambda path=path: read_trace(path))  # type: ignore[misc]
-
-
-_VALID = json.dumps([[0, 1, 2], [], [12, 3]]).encode()
-_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@st.composite
-def _corrupted(draw: st.DrawFn) -> bytes:
-    """Draw a valid trace in which some bytes are replaced by others."""
-    start = draw(st.integers(0, len(_VALID)))
-    end = draw(st.integers(start, len(_VALID)))
-    return (
-        _VALID[:start] + draw(st.binary(max_size=6) | st.sampled_from([b"[", b"]", b",", b"-1", b"1e9"])) + _VALID[end:]
-    )
-
-
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(_VALID)
-@given(data=_corrupted() | _VALUES.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40))
-def test_read_trace_of_any_bytes_returns_trace_or_raises(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "trace.json"
-    path.write_bytes(data)
-    try:
-        trace = read_trace(path)
-    except ft.FedTailorError as error:
-        assert "\n" not in str(error) and len(str(error)) < 200 + len(str(path))
-        return
-    assert trace and check_trace(trace) == trace
-    wanted = [sorted(int(client) for client in clients) for clients in json.loads(data)]
-    assert trace == wanted and all(type(client) is int for clients in trace for client in clients)
