@@ -13,13 +13,7 @@ import fedtailor as ft
 from conftest import SIZES, DivergingNet, TinyNet, error_message, same, tiny_federation
 from fedtailor.core.trees import Tree
 from fedtailor.training.participation import make_schedule
-
-
-def simulate(net: nn.Module, method: ft.Method | None = None, **settings: Any) -> ft.Run:
-    defaults: dict[str, Any] = {"rounds": 3, "batch_size": 4, "dtype": torch.float64}
-    if "schedule" in settings:
-        del defaults["rounds"]
-    return ft.simulate(method or ft.methods.FedAvg(), net, tiny_federation(), **(defaults | settings))
+from support.simulation import simulate
 
 
 def accuracy(net: nn.Module, state: Any, client: int) -> float:

@@ -99,9 +99,8 @@ def test_schedule_of_longer_run_starts_same_and_other_seed_differs() -> None:
     for unreliable in (ft.Unreliable(away=0.4), ft.Unreliable(away=0.4, day=5)):
         schedule = make_schedule(30, 10, 0.5, seed=2, unreliable=unreliable)
         assert make_schedule(30, 25, 0.5, seed=2, unreliable=unreliable)[:10] == schedule
-        assert make_schedule(30, 10, 1.0, seed=4, unreliable=unreliable) != make_schedule(
-            30, 10, 1.0, seed=2, unreliable=unreliable
-        )
+        all_available = [make_schedule(30, 10, 1.0, seed=seed, unreliable=unreliable) for seed in (2, 4)]
+        assert all_available[0] != all_available[1]
     sizes = np.arange(1, 31)
     missed = [HEAVY.missed(range(30), sizes, 1, seed) for seed in range(5)]
     assert len({str(found) for found in missed}) == 5
@@ -109,9 +108,8 @@ def test_schedule_of_longer_run_starts_same_and_other_seed_differs() -> None:
 
 def test_schedule_without_clients_raises(net: nn.Module) -> None:
     never = ft.Unreliable(trace=[[], []])
-    assert "lower unreliable.away" in error_message(
-        lambda: simulate(net, ft.methods.FedAvg(), rounds=3, unreliable=never)
-    )
+    message = error_message(lambda: simulate(net, ft.methods.FedAvg(), rounds=3, unreliable=never))
+    assert "lower unreliable.away" in message
 
 
 # Late clients and dropout
@@ -252,15 +250,10 @@ def test_round_without_clients_changes_nothing(method: ft.Method, net: nn.Module
     assert found is not None and before is not None and found == before | {"round": 2}
 
 
-def test_round_without_clients_evaluates_no_participants(net: nn.Module, tmp_path: Path) -> None:
-    run = simulate(
-        net,
-        ft.methods.FedAvg(),
-        rounds=4,
-        unreliable=ft.Unreliable(trace=[[0, 1], []]),
-        evaluate="participants",
-        validation=0.3,
-    )
+def test_round_without_clients_evaluates_no_participants(net: nn.Module) -> None:
+    settings: dict[str, Any] = {"evaluate": "participants", "validation": 0.3}
+    unreliable = ft.Unreliable(trace=[[0, 1], []])
+    run = simulate(net, ft.methods.FedAvg(), rounds=4, unreliable=unreliable, **settings)
     assert [record["accuracy_received"] is None for record in run.records] == [False, True, False, True]
     assert [record["loss"] is None for record in run.records] == [False, True, False, True]
     for choice in ("last", "best_test", "best_validation"):
