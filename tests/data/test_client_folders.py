@@ -8,21 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 import fedtailor as ft
 from conftest import error_message
+from support.corrupted_files import NPZ, folder_error
 
 Array = NDArray[Any]
 RNG = np.random.default_rng(11)
-
-
-def folder_error(folder: Path) -> str:
-    return error_message(lambda: ft.Federation.from_folder(folder))
 
 
 def inputs(fed: ft.Federation) -> Tensor:
@@ -95,19 +90,12 @@ def test_from_folder_with_boolean_labels_holds_out_by_class(tmp_path: Path) -> N
 
 
 def test_from_folder_held_out_samples_depend_on_seed(tmp_path: Path) -> None:
-    save_npz(tmp_path / "a.npz", x=np.arange(40)[:, None], y=np.zeros(40, int))
-    held = [
-        inputs(fed)[fed.test[0], 0].tolist()
-        for fed in (ft.Federation.from_folder(tmp_path, seed=seed) for seed in (0, 0, 1))
-    ]
-    assert held[0] == held[1] != held[2]
-
-
-def test_from_folder_held_out_images_depend_on_seed(tmp_path: Path) -> None:
-    save_client(tmp_path / "a", {"cat": 40})
-    feds = [ft.Federation.from_folder(tmp_path, seed=seed) for seed in (0, 0, 1)]
-    held = [inputs(fed)[fed.test[0]].tolist() for fed in feds]
-    assert held[0] == held[1] != held[2]
+    save_npz(tmp_path / "arrays" / "a.npz", x=np.arange(40)[:, None], y=np.zeros(40, int))
+    save_client(tmp_path / "images" / "a", {"cat": 40})
+    for folder in ("arrays", "images"):
+        feds = [ft.Federation.from_folder(tmp_path / folder, seed=seed) for seed in (0, 0, 1)]
+        held = [inputs(fed)[fed.test[0]].tolist() for fed in feds]
+        assert held[0] == held[1] != held[2]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float16, np.float64, ">f4"])
@@ -143,12 +131,6 @@ def test_from_folder_with_pickle_raises_without_executing_it(tmp_path: Path, nam
     assert not (tmp_path / "sprung").exists()
 
 
-def valid_npz() -> bytes:
-    file = io.BytesIO()
-    np.savez_compressed(file, x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3)
-    return file.getvalue()
-
-
 def plain_npy() -> bytes:
     file = io.BytesIO()
     np.save(file, np.zeros(3))
@@ -165,16 +147,8 @@ def zip_without_arrays() -> bytes:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b"text",
-        b"\x80\x04.",
-        plain_npy(),
-        zip_without_arrays(),
-        valid_npz()[:-30],
-        valid_npz()[: len(valid_npz()) // 2],
-    ],
-    ids=["empty", "text", "pickle", "npy", "zip of something else", "end cut off", "half"],
+    [b"", b"text", b"\x80\x04.", plain_npy(), zip_without_arrays(), NPZ[0][:-30]],
+    ids=["empty", "text", "pickle", "npy", "zip of something else", "end cut off"],
 )
 def test_from_folder_with_invalid_npz_raises(tmp_path: Path, content: bytes) -> None:
     save_four_arrays(tmp_path / "a.npz")
@@ -182,20 +156,6 @@ def test_from_folder_with_invalid_npz_raises(tmp_path: Path, content: bytes) -> 
     text = folder_error(tmp_path)
     assert "Client b's" in text or "'b.npz'" in text
     assert "allow_pickle" not in text, "the hint of numpy would execute the file"
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(position=st.floats(0, 1, exclude_max=True), bits=st.integers(1, 255))
-def test_from_folder_with_damaged_npz_works_or_raises(tmp_path: Path, position: float, bits: int) -> None:
-    content = bytearray(valid_npz())
-    content[int(position * len(content))] ^= bits
-    (tmp_path / "a.npz").write_bytes(content)
-    try:
-        fed = ft.Federation.from_folder(tmp_path)
-    except ft.FedTailorError as error:
-        assert "\n" not in str(error)
-    else:
-        assert fed.num_clients == 1
 
 
 @pytest.mark.parametrize(
@@ -209,11 +169,7 @@ def test_from_folder_with_damaged_npz_works_or_raises(tmp_path: Path, position: 
         ({"x": np.array(1.0), "y": np.zeros(4, int)}, "b"),
         ({"x": np.zeros((1, 3)), "y": np.zeros(1, int)}, "Client b has no test data"),
         ({"x": np.zeros((0, 3)), "y": np.zeros(0, int)}, "Client b has no training data"),
-        ({"x": np.zeros((4, 3)), "y": np.array(["cat"] * 4)}, "Client b's targets"),
         ({"x": np.zeros((4, 3)), "y": np.array([0, 1, 2, -1])}, "Client b has the label -1"),
-        ({"x": np.full((4, 3), np.nan), "y": np.zeros(4, int)}, "Client b has NaN"),
-        ({"x": np.zeros((4, 2)), "y": np.zeros(4, int)}, "Client b's inputs are float64 (2,)"),
-        ({"x": np.zeros((4, 3), np.float32), "y": np.zeros(4, int)}, "Client b's inputs are float32"),
     ],
 )
 def test_from_folder_with_invalid_arrays_names_client(tmp_path: Path, arrays: Any, words: str) -> None:
@@ -347,42 +303,6 @@ def test_from_folder_with_truncated_image_names_it(tmp_path: Path, suffix: str, 
     assert broken.name in folder_error(tmp_path)
 
 
-@pytest.mark.parametrize(("suffix", "position", "bits"), [(".png", 11, 4), (".png", 36, 41), (".bmp", 21, 73)])
-def test_from_folder_converts_all_errors_of_pillow(tmp_path: Path, suffix: str, position: int, bits: int) -> None:
-    """A truncated header, an unknown chunk, and an image of 14 gigapixels raise different types in pillow."""
-    broken = tmp_path / "a" / "cat" / f"broken{suffix}"
-    save_image(broken, RNG.integers(0, 256, (12, 10, 3), np.uint8))
-    content = bytearray(broken.read_bytes())
-    content[position] ^= bits
-    broken.write_bytes(content)
-    assert broken.name in folder_error(tmp_path)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # pillow warns about some damage
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    position=st.floats(0, 1, exclude_max=True),
-    bits=st.integers(1, 255),
-    suffix=st.sampled_from([".png", ".jpg", ".tif"]),
-)
-def test_from_folder_with_damaged_image_works_or_raises(
-    tmp_path: Path, position: float, bits: int, suffix: str
-) -> None:
-    folder = tmp_path / suffix[1:]
-    pixels = np.arange(12 * 10 * 3, dtype=np.uint8).reshape(12, 10, 3)
-    save_twice(folder, suffix, pixels)
-    path = folder / "a" / "kind" / f"1{suffix}"
-    content = bytearray(path.read_bytes())
-    content[int(position * len(content))] ^= bits
-    path.write_bytes(content)
-    try:
-        fed = ft.Federation.from_folder(folder)
-    except ft.FedTailorError as error:
-        assert f"1{suffix}" in str(error) and "\n" not in str(error)
-    else:
-        assert len(fed.y) == 2
-
-
 def test_from_folder_with_image_outside_of_class_raises(tmp_path: Path) -> None:
     for number, stray in enumerate(["cat/old/1.png", "1.png"]):
         folder = tmp_path / str(number)
@@ -418,12 +338,8 @@ def test_from_folder_with_empty_folder_raises(tmp_path: Path) -> None:
     save_client(tmp_path / "some" / "a", {"cat": 3})
     (tmp_path / "some" / "b" / "cat").mkdir(parents=True)
     assert "Client b has no training data" in folder_error(tmp_path / "some")
-
-
-def test_from_folder_with_one_image_raises(tmp_path: Path) -> None:
-    save_client(tmp_path / "a", {"cat": 3})
-    save_client(tmp_path / "b", {"cat": 1})
-    assert "Client b has no test data" in folder_error(tmp_path)
+    save_image(tmp_path / "some" / "b" / "cat" / "0.png")
+    assert "Client b has no test data" in folder_error(tmp_path / "some")
 
 
 def test_from_folder_with_arrays_and_images_raises(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +23,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from conftest import error_message
 from fedtailor.data import download, image_formats
-from fedtailor.errors import FedTailorError
+from support.corrupted_files import idx_bytes
 
 Bytes = NDArray[np.uint8]
 RNG = np.random.default_rng(7)
@@ -33,11 +33,6 @@ GRAY, GRAY_Y = RNG.integers(0, 256, (5, 28, 28), np.uint8), np.array([3, 0, 9, 1
 COLOR, COLOR_Y = RNG.integers(0, 256, (12, 3, 32, 32), np.uint8), np.arange(12) % 10
 NAMES = list(download.SOURCES)
 BATCHES = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
-
-
-def idx_bytes(array: Bytes) -> bytes:
-    head = bytes([0, 0, 8, array.ndim])
-    return head + b"".join(side.to_bytes(4, "big") for side in array.shape) + array.tobytes()
 
 
 def mnist_files(x: Bytes = GRAY, y: Bytes = GRAY_Y, train: int = 3) -> dict[str, bytes]:
@@ -141,14 +136,6 @@ class Registry:
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     return Registry(tmp_path, monkeypatch)
-
-
-def error_message(call: Callable[[], object]) -> str:
-    with pytest.raises(FedTailorError) as caught:
-        call()
-    text = str(caught.value)
-    assert "\n" not in text and (text[0].isupper() or text.startswith(("npm", "apt-get")))
-    return text
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> Path:
@@ -257,15 +244,6 @@ def test_load_arrays_with_damaged_cache_downloads_again(registry: Registry, dama
     assert len(registry.calls_made()) == 2, "the cache is repaired"
 
 
-def test_load_arrays_with_pickle_in_cache_raises(registry: Registry) -> None:
-    registry.offer("mnist")
-    path = download.download("mnist")
-    np.savez(path, x=np.array([{"a": 1}], object), y=np.array([0]))
-    path.with_name("mnist.npz.sha256").write_text(download._checksum_text(path, download.SOURCES["mnist"]))
-    with pytest.raises(FedTailorError, match="does not contain images and labels; delete it"):
-        download.load_arrays("mnist")
-
-
 def test_download_without_disk_space_raises(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.offer("mnist")
 
@@ -286,7 +264,7 @@ def test_download_checks_disk_space_first(registry: Registry, monkeypatch: pytes
     assert registry.calls_made() == [] and registry.remaining() == []
 
 
-def test_download_checks_cache_folderfirst(registry: Registry) -> None:
+def test_download_checks_cache_folder_first(registry: Registry) -> None:
     registry.offer("mnist")
     registry.cache.write_text("a file")
     assert "FEDTAILOR_CACHE" in error_message(lambda: download.download("mnist"))
@@ -415,7 +393,7 @@ def test_load_arrays_with_malformed_idx_raises(
     assert message in text and str(source_folder) in text
 
 
-def test_load_arrays_with_invalid_source_folderraises(registry: Registry, tmp_path: Path) -> None:
+def test_load_arrays_with_invalid_source_folder_raises(registry: Registry, tmp_path: Path) -> None:
     assert "nowhere cannot be read" in error_message(lambda: download.load_arrays("mnist", tmp_path / "nowhere"))
     source_folder = write_files(tmp_path / "files", mnist_files())
     (source_folder / IMAGES).unlink()
@@ -483,13 +461,7 @@ def test_download_with_invalid_archive_raises(registry: Registry, name: str, arc
     assert registry.remaining() == []
 
 
-def test_download_with_too_large_archive_raises(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry.offer("mnist")
-    monkeypatch.setattr(image_formats, "MAX_FILE_BYTES", 4000)
-    assert "larger than a data set" in error_message(lambda: download.download("mnist"))
-
-
-def test_cache_folderdepends_on_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_depends_on_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("FEDTAILOR_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

@@ -19,13 +19,10 @@ from fedtailor.core import memory_limits
 from fedtailor.data import download, image_formats
 from fedtailor.runs.serialization import unpack
 from support import corrupted_files
+from support.corrupted_files import folder_error
 from support.memory import assert_memory_below
 
 MIB = 2**20
-
-
-def folder_error(folder: Path) -> str:
-    return error_message(lambda: ft.Federation.from_folder(folder))
 
 
 @pytest.fixture
@@ -231,7 +228,7 @@ def archive_error(content: bytes) -> str:
 
 
 def test_idx_bomb_is_not_decompressed() -> None:
-    bomb = gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 4]) + bytes(100 * MIB))
+    bomb = gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 4]) + bytes(20 * MIB), 1)
     with assert_memory_below(5 * MIB):
         assert "declares 4 bytes but contains more" in error_message(lambda: image_formats.parse_idx(bomb))
 
@@ -244,7 +241,7 @@ def test_idx_with_false_size_uses_little_memory() -> None:
 
 def test_archive_bomb_is_not_decompressed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_formats, "MAX_FILE_BYTES", 3 * MIB)
-    for bomb in (gzip.compress(bytes(200 * MIB), 1), lzma.compress(bytes(200 * MIB), preset=0)):
+    for bomb in (gzip.compress(bytes(40 * MIB), 1), lzma.compress(bytes(40 * MIB), preset=0)):
         with assert_memory_below(16 * MIB):
             assert "larger than a data set" in archive_error(bomb)
 
@@ -287,27 +284,25 @@ def test_labels_beyond_limit_raise() -> None:
         assert "not a JSON list" in error_message(lambda: image_formats._parse_labels(labels, "The file"))
 
 
+def sign_cached_mnist(cache: Path) -> None:
+    """Write the checksum of a cached file, as other programs can."""
+    text = download._checksum_text(cache / "mnist.npz", download.SOURCES["mnist"])
+    (cache / "mnist.npz.sha256").write_text(text)
+
+
 def test_cache_with_invalid_arrays_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other programs can write a valid checksum as well."""
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
     x, y = np.zeros((2, 1, 2, 2), np.uint8), np.array([0, 1])
     wrong: list[dict[str, Any]] = [
-        {"x": x},
-        {"x": x[0], "y": y},
-        {"x": x, "y": y + 9},
-        {"x": x, "y": y[:1]},
-        {"x": x[:0], "y": y[:0]},
-    ]
-    for arrays in [*wrong, {"x": x / 2, "y": y}, {"x": x, "y": np.array([None, 1])}]:
+        {"x": x}, {"x": x[0], "y": y}, {"x": x, "y": y + 9}, {"x": x, "y": y[:1]}, {"x": x[:0], "y": y[:0]},
+        {"x": x / 2, "y": y}, {"x": x, "y": np.array([None, 1])},
+    ]  # fmt: skip
+    for arrays in wrong:
         np.savez(tmp_path / "mnist.npz", **arrays)
-        (tmp_path / "mnist.npz.sha256").write_text(
-            download._checksum_text(tmp_path / "mnist.npz", download.SOURCES["mnist"])
-        )
-        assert "does not contain images and labels" in error_message(lambda: download.load_arrays("mnist"))
+        sign_cached_mnist(tmp_path)
+        assert "does not contain images and labels; delete it" in error_message(lambda: download.load_arrays("mnist"))
     np.savez(tmp_path / "mnist.npz", x=x, y=y)
-    (tmp_path / "mnist.npz.sha256").write_text(
-        download._checksum_text(tmp_path / "mnist.npz", download.SOURCES["mnist"])
-    )
+    sign_cached_mnist(tmp_path)
     assert download.load_arrays("mnist")[1].tolist() == [0, 1]
 
 
@@ -315,9 +310,7 @@ def test_cache_with_invalid_arrays_raises(tmp_path: Path, monkeypatch: pytest.Mo
 def test_cache_bomb_is_not_decompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
     np.savez_compressed(tmp_path / "mnist.npz", x=np.zeros((40 * MIB, 1, 1, 1), np.uint8), y=np.zeros(5 * MIB))
-    (tmp_path / "mnist.npz.sha256").write_text(
-        download._checksum_text(tmp_path / "mnist.npz", download.SOURCES["mnist"])
-    )
+    sign_cached_mnist(tmp_path)
     with assert_memory_below(5 * MIB):
         error_message(lambda: download.load_arrays("mnist"))
 

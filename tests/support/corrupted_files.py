@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,17 @@ from hypothesis.strategies import SearchStrategy
 from numpy.typing import NDArray
 from PIL import Image
 
+import fedtailor as ft
+from conftest import error_message
 from fedtailor.core.trees import Rows
 from fedtailor.runs.serialization import pack
 
 RNG = np.random.default_rng(5)
+
+
+def folder_error(folder: Path) -> str:
+    """Return the message of the FedTailorError that reading a folder of clients raises."""
+    return error_message(lambda: ft.Federation.from_folder(folder))
 
 
 def npz(**arrays: Any) -> bytes:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import TinyNet, all_same, error_message, models, same, tiny_federation
+from conftest import all_same, error_message, models, same, tiny_federation
 from fedtailor.core.trees import Tree, flatten, map_leaves, select
 from fedtailor.methods import METHODS
 
@@ -113,7 +113,7 @@ def test_failure_without_majority_names_failing_client(corrupt: Corrupt, second:
         assert same(run.server, simulate(ft.methods.FedPer(), net, others).server)
 
 
-@pytest.mark.parametrize("corrupt", [change_shape, add_state, raise_error], ids=["shape", "state", "raises"])
+@pytest.mark.parametrize("corrupt", [change_shape, add_state, raise_error, send_value(math.nan)])
 def test_failure_with_sequential_clients_is_recorded(corrupt: Corrupt, net: nn.Module) -> None:
     @dataclass(frozen=True)
     class FailingFedAPA(ft.methods.FedAPA):
@@ -123,6 +123,7 @@ def test_failure_with_sequential_clients_is_recorded(corrupt: Corrupt, net: nn.M
 
     run = simulate(FailingFedAPA(variant="code"), net, [[0, 1, 2, 3]] * 3)
     assert [record["failed"].keys() for record in run.records] == [set(), {FAILING}, set()]
+    assert run.records[1]["clients"] == [0, 1, 3]
 
 
 def test_failing_client_keeps_state_and_model(net: nn.Module) -> None:
@@ -165,14 +166,11 @@ def test_nan_client_never_affects_server_of_any_method(name: str, net: nn.Module
     fed = tiny_federation()
     fed.x[fed.train[FAILING]] = math.nan  # after the federation's check
     method = METHODS[name]()
-    run = ft.simulate(method, net, fed, rounds=3, batch_size=2, dtype=torch.float64)
+    run = ft.simulate(method, net, fed, rounds=2, batch_size=2, dtype=torch.float64)
     assert all(FAILING in record["failed"] for record in run.records)
     assert all(bool(leaf.isfinite().all()) for leaf in flatten(run.server).values())
-    others = [client for client in range(4) if client != FAILING]
-    for client in others:
-        for moment in ("received", "trained"):
-            model = run.personal(client, moment)
-            assert all(bool(leaf.isfinite().all()) for leaf in model.values() if leaf.is_floating_point())
+    others = [model for moment in ("received", "trained") for model in models(run, moment)[:FAILING]]
+    assert all(bool(leaf.isfinite().all()) for model in others for leaf in model.values())
 
 
 def test_non_finite_server_state_stops_run_and_saves_checkpoint(net: nn.Module, tmp_path: Path) -> None:
@@ -191,11 +189,3 @@ def test_large_finite_upload_is_no_failure(net: nn.Module) -> None:
     """The sum of the values overflows, but the values are finite."""
     run = simulate(FailingFedPer(corrupt=send_value(1e307)), net, [[0, 1, 2, 3]] * 2)
     assert run.records[1]["failed"] == {}
-
-
-def test_nan_client_with_sequential_clients_is_recorded() -> None:
-    method, fed, net = ft.methods.FedAPA(variant="code"), tiny_federation(), TinyNet().double()
-    assert method.sequential_clients
-    fed.x[fed.train[FAILING]] = math.nan
-    run = ft.simulate(method, net, fed, rounds=2)
-    assert all(record["failed"].keys() == {FAILING} and record["clients"] == [0, 1, 3] for record in run.records)

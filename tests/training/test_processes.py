@@ -7,15 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 TRAIN = """
 import sys
 import fedtailor as ft
-from fedtailor.methods import METHODS
 fed = ft.load("digits", clients=4, seed=1)
-ft.simulate(METHODS[sys.argv[1]](), ft.network("mlp", fed), fed, rounds=3, participation=(0.4, 1.0),
-            validation=0.2, seed=5, engine="sequential", folder=sys.argv[2], checkpoint_every=2)
+ft.simulate(ft.methods.Ditto(), ft.network("mlp", fed), fed, rounds=3, participation=(0.4, 1.0),
+            validation=0.2, seed=5, engine="sequential", folder=sys.argv[1], checkpoint_every=2)
 """
 MINIMAL = """
 import sys
@@ -47,11 +44,10 @@ def file_digests(folder: Path) -> dict[str, str]:
     return digests
 
 
-@pytest.mark.parametrize("name", ["ditto", pytest.param("scaffold", marks=pytest.mark.slow)])
-def test_two_processes_give_same_bits(name: str, tmp_path: Path) -> None:
-    for number, hash_seed in enumerate(("0", "1")):
+def test_two_processes_give_same_bits(tmp_path: Path) -> None:
+    for hash_seed in ("0", "1"):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        subprocess.run([sys.executable, "-c", TRAIN, name, str(tmp_path / str(number))], check=True, env=environment)
+        subprocess.run([sys.executable, "-c", TRAIN, str(tmp_path / hash_seed)], check=True, env=environment)
     first, second = file_digests(tmp_path / "0"), file_digests(tmp_path / "1")
     assert first == second
     checkpoints = [name for name in first if name.startswith("checkpoints/")]

@@ -1,6 +1,5 @@
 """Tests of unreliable clients: how often they are away, late, or drop out, and that their state is unchanged."""
 
-import json
 import os
 import tomllib
 from math import sqrt
@@ -10,23 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import fedtailor as ft
-from conftest import METHOD_PARAMS, all_same, error_message, models, same, tiny_federation
+from conftest import REPRESENTATIVE_METHODS, all_same, error_message, models, same, tiny_federation
 from fedtailor.core.trees import flatten
 from fedtailor.experiments.experiment import make_experiment
 from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.methods import METHODS
 from fedtailor.runs.toml import to_toml
 from fedtailor.training.participation import make_schedule
-from fedtailor.training.unreliable import check_trace, read_trace
+from fedtailor.training.unreliable import read_trace
 
 SIZES = (9, 4, 7, 1, 6, 3)  # training samples per client, 5 on average
 HEAVY = ft.Unreliable(away=0.5, dropout=0.3, deadline=1.0, speeds=0.5, jitter=0.5)
-ALL_METHODS = pytest.mark.parametrize("name", METHODS)
 
 
 def simulate(net: nn.Module, method: ft.Method, **settings: Any) -> ft.Run:
@@ -103,9 +99,8 @@ def test_schedule_of_longer_run_starts_same_and_other_seed_differs() -> None:
     for unreliable in (ft.Unreliable(away=0.4), ft.Unreliable(away=0.4, day=5)):
         schedule = make_schedule(30, 10, 0.5, seed=2, unreliable=unreliable)
         assert make_schedule(30, 25, 0.5, seed=2, unreliable=unreliable)[:10] == schedule
-        assert make_schedule(30, 10, 1.0, seed=4, unreliable=unreliable) != make_schedule(
-            30, 10, 1.0, seed=2, unreliable=unreliable
-        )
+        all_available = [make_schedule(30, 10, 1.0, seed=seed, unreliable=unreliable) for seed in (2, 4)]
+        assert all_available[0] != all_available[1]
     sizes = np.arange(1, 31)
     missed = [HEAVY.missed(range(30), sizes, 1, seed) for seed in range(5)]
     assert len({str(found) for found in missed}) == 5
@@ -113,9 +108,8 @@ def test_schedule_of_longer_run_starts_same_and_other_seed_differs() -> None:
 
 def test_schedule_without_clients_raises(net: nn.Module) -> None:
     never = ft.Unreliable(trace=[[], []])
-    assert "lower unreliable.away" in error_message(
-        lambda: simulate(net, ft.methods.FedAvg(), rounds=3, unreliable=never)
-    )
+    message = error_message(lambda: simulate(net, ft.methods.FedAvg(), rounds=3, unreliable=never))
+    assert "lower unreliable.away" in message
 
 
 # Late clients and dropout
@@ -202,24 +196,21 @@ def test_missed_client_keeps_state_to_the_bit(net: nn.Module) -> None:
     assert not any(same(before.client(client), after.client(client)) for client in here)
 
 
-@pytest.mark.parametrize("name", METHOD_PARAMS)
+@pytest.mark.parametrize("name", REPRESENTATIVE_METHODS)
 def test_server_with_missed_clients_matches_schedule_without_them(name: str, net: nn.Module) -> None:
-    if name == "fedphp":
-        pytest.skip("its clients use the participation, which differs here")
     run = simulate(net, METHODS[name](), rounds=5, seed=1, unreliable=ft.Unreliable(dropout=0.4), evaluate_every=5)
     delivered = [record["clients"] for record in run.records]
     assert sum(map(len, delivered)) < 30 and all(delivered)
     twin = simulate(net, METHODS[name](), schedule=delivered, seed=1, evaluate_every=5)
     # These methods mix models with one matrix product, whose last bit may depend on its number of rows.
-    mixes = name in ("fedapa", "fedamp", "fedcac", "pfedla", "pfedhn")
-    tolerance = 1e-12 if mixes else 0.0
+    tolerance = 1e-12 if name in ("fedapa", "pfedhn") else 0.0
     assert same(run.server, twin.server, tolerance)
     for moment in ("trained", "received"):
         assert all_same(models(run, moment), models(twin, moment), tolerance)
     assert all_same([run.client(c) for c in range(6)], [twin.client(c) for c in range(6)], tolerance)
 
 
-@ALL_METHODS
+@pytest.mark.parametrize("name", METHODS)
 def test_method_with_many_missed_clients_stays_finite(name: str, net: nn.Module) -> None:
     """Some of the twelve rounds, such as the first, have no clients."""
     run = simulate(net, METHODS[name](), rounds=12, seed=3, unreliable=HEAVY, evaluate_every=6)
@@ -233,18 +224,15 @@ def test_method_with_many_missed_clients_stays_finite(name: str, net: nn.Module)
 
 
 def test_missed_clients_are_same_for_all_methods_and_engines(net: nn.Module) -> None:
-    runs = [
+    fedavg, local, vectorized = (
         simulate(net, method, rounds=6, seed=2, unreliable=HEAVY, engine=engine)
-        for method in (ft.methods.Local(), ft.methods.FedAvg(), ft.methods.FedAPA())
-        for engine in ("sequential", "vectorized", "pool")
-        if engine != "pool" or not torch.accelerator.is_available()
-    ]
-    lost = [[(record["clients"], record["missed"]) for record in run.records] for run in runs]
-    assert all(found == lost[0] for found in lost)
-    each = len(runs) // 3
-    for first in range(0, len(runs), each):
-        plain, *others = runs[first : first + each]
-        assert all(all_same(models(plain), models(other), tolerance=1e-9) for other in others)
+        for method, engine in (
+            (ft.methods.FedAvg(), "sequential"), (ft.methods.Local(), "sequential"), (ft.methods.FedAvg(), "vectorized")
+        )
+    )  # fmt: skip
+    lost = [[(record["clients"], record["missed"]) for record in run.records] for run in (fedavg, local, vectorized)]
+    assert lost[0] == lost[1] == lost[2]
+    assert all_same(models(fedavg), models(vectorized), tolerance=1e-9)
 
 
 # Rounds without clients
@@ -262,15 +250,10 @@ def test_round_without_clients_changes_nothing(method: ft.Method, net: nn.Module
     assert found is not None and before is not None and found == before | {"round": 2}
 
 
-def test_round_without_clients_evaluates_no_participants(net: nn.Module, tmp_path: Path) -> None:
-    run = simulate(
-        net,
-        ft.methods.FedAvg(),
-        rounds=4,
-        unreliable=ft.Unreliable(trace=[[0, 1], []]),
-        evaluate="participants",
-        validation=0.3,
-    )
+def test_round_without_clients_evaluates_no_participants(net: nn.Module) -> None:
+    settings: dict[str, Any] = {"evaluate": "participants", "validation": 0.3}
+    unreliable = ft.Unreliable(trace=[[0, 1], []])
+    run = simulate(net, ft.methods.FedAvg(), rounds=4, unreliable=unreliable, **settings)
     assert [record["accuracy_received"] is None for record in run.records] == [False, True, False, True]
     assert [record["loss"] is None for record in run.records] == [False, True, False, True]
     for choice in ("last", "best_test", "best_validation"):
@@ -372,37 +355,3 @@ def test_read_trace_of_special_file_raises(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
         assert "it is not a file" in error_message(lambda path=path: read_trace(path))  # type: ignore[misc]
-
-
-_VALID = json.dumps([[0, 1, 2], [], [12, 3]]).encode()
-_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@st.composite
-def _corrupted(draw: st.DrawFn) -> bytes:
-    """Draw a valid trace in which some bytes are replaced by others."""
-    start = draw(st.integers(0, len(_VALID)))
-    end = draw(st.integers(start, len(_VALID)))
-    return (
-        _VALID[:start] + draw(st.binary(max_size=6) | st.sampled_from([b"[", b"]", b",", b"-1", b"1e9"])) + _VALID[end:]
-    )
-
-
-@settings(max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(_VALID)
-@given(data=_corrupted() | _VALUES.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40))
-def test_read_trace_of_any_bytes_returns_trace_or_raises(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "trace.json"
-    path.write_bytes(data)
-    try:
-        trace = read_trace(path)
-    except ft.FedTailorError as error:
-        assert "\n" not in str(error) and len(str(error)) < 200 + len(str(path))
-        return
-    assert trace and check_trace(trace) == trace
-    wanted = [sorted(int(client) for client in clients) for clients in json.loads(data)]
-    assert trace == wanted and all(type(client) is int for clients in trace for client in clients)

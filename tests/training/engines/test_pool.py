@@ -4,23 +4,20 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import METHOD_PARAMS, error_message, tiny_federation
+from conftest import METHOD_PARAMS, error_message, models, tiny_federation
 from fedtailor.core.system import available_cores
 from fedtailor.core.trees import Rows, Tree, flatten
 from fedtailor.methods import METHODS
-from fedtailor.training.config import TrainingConfig
-from fedtailor.training.engines import pool
+from fedtailor.training.engines import pool as pool_module
 from fedtailor.training.engines.pool import Pool
 from fedtailor.training.engines.processes import WorkQueue
-from fedtailor.training.engines.sequential import Sequential
-from fedtailor.training.simulated_server import SimulatedServer
+from support.contexts import make_engine
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "fork") or torch.accelerator.is_available(), reason="the pool needs fork and no GPU"
@@ -31,7 +28,7 @@ CLIENTS = [0, 1, 2, 3]
 @pytest.fixture(autouse=True)
 def fork_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork after the first client; otherwise the tiny clients of these tests would finish before."""
-    monkeypatch.setattr(pool, "_FORK_SECONDS", 0.0)
+    monkeypatch.setattr(pool_module, "_FORK_SECONDS", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -57,28 +54,21 @@ def child_processes() -> set[str]:
     return {child for children in tasks.glob("*/children") for child in children.read_text().split()}
 
 
-def make_server(method: ft.Method, net: nn.Module, workers: int | None, dtype: Any = "float64") -> SimulatedServer:
-    """Return a server with clients of 9, 4, 7, and 1 samples in batches of 2, with a pool if `workers` is given."""
-    settings = TrainingConfig(batch_size=2, engine="sequential", device="cpu", dtype=dtype)
-    simulated = SimulatedServer.build(settings, method, ft.wrap(net), tiny_federation(), [CLIENTS] * 3)
-    if workers is not None:
-        simulated.engine = Pool(simulated.shared, simulated.train, workers)
-    return simulated
-
-
 def identical(a: Tree, b: Tree) -> bool:
     left, right = flatten(a), flatten(b)
     assert list(left) == list(right)
     return all(torch.equal(left[name], right[name]) and left[name].dtype == right[name].dtype for name in left)
 
 
-def final_state(simulated: SimulatedServer, schedule: list[list[int]]) -> Tree:
-    """Train a schedule and return the server state, client states, and personal models."""
-    for number, clients in enumerate(schedule, start=1):
-        simulated.train_round(number, clients)
-    states = {str(client): simulated.states.get_one(client) for client in CLIENTS}
-    received, trained = simulated.received_models(CLIENTS, len(schedule) + 1), simulated.trained_models(CLIENTS)
-    return {"server": simulated.state, "states": states, "received": received, "trained": trained}
+def make_pool(net: nn.Module, workers: int = 2) -> Pool:
+    """Return a pool for clients of 9, 4, 7, and 1 samples; with two workers, one of them is this process."""
+    shared, sequential = make_engine(net)
+    return Pool(shared, sequential.samples, workers)
+
+
+def apply(function: Callable[..., Tree], net: nn.Module, *trees: Tree, workers: int = 2) -> Tree:
+    """Apply a function to every client in a pool."""
+    return make_pool(net, workers).apply(function, 1, CLIENTS, *trees)
 
 
 class NormDropoutNet(nn.Module):
@@ -95,32 +85,30 @@ class NormDropoutNet(nn.Module):
         return self.head(self.drop(torch.relu(self.norm(self.fc(x)))))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("schedule", [[CLIENTS] * 3, [[0, 3], [1, 2, 3], [3]]], ids=["full", "partial"])
 @pytest.mark.parametrize("name", METHOD_PARAMS)
-def test_pool_matches_sequential_to_the_bit(name: str, schedule: list[list[int]], net: nn.Module) -> None:
-    ends = [final_state(make_server(METHODS[name](), net, workers), schedule) for workers in (None, 2)]
-    assert identical(*ends)
+def test_pool_matches_sequential_to_the_bit(name: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)  # two workers on any machine
+    runs = [
+        ft.simulate(METHODS[name](), net, tiny_federation(), schedule=[CLIENTS, [0, 3]], batch_size=2,
+                    dtype=torch.float64, engine=engine, device="cpu", evaluate_every=2)
+        for engine in ("sequential", "pool")
+    ]  # fmt: skip
+    one, other = ({"server": run.server, **{str(c): run.client(c) for c in CLIENTS}} for run in runs)
+    assert identical(one, other)
+    for moment in ("received", "trained"):
+        assert all(identical(*pair) for pair in zip(*(models(run, moment) for run in runs), strict=True))
 
 
-@pytest.mark.parametrize("method", [ft.methods.FedAvg(), ft.methods.FedAPA(), ft.methods.LAG(ft.methods.Scaffold())])
 @pytest.mark.parametrize("workers", [1, 2, 3, 9])
-def test_pool_bits_do_not_depend_on_number_of_workers(method: ft.Method, workers: int) -> None:
+def test_pool_bits_do_not_depend_on_number_of_workers(workers: int) -> None:
     torch.manual_seed(0)
-    net = NormDropoutNet()
-    ends = [final_state(make_server(method, net, count, "float32"), [CLIENTS] * 2) for count in (None, workers)]
-    assert identical(*ends)
+    net, method = NormDropoutNet().double(), ft.methods.FedAvg(momentum=0.5)
+    message = {"params": ft.wrap(net).init(0)}
 
+    def train(ctx: ft.ClientContext) -> Tree:
+        return method.train(ctx, {}, message)[1]
 
-def apply(function: Callable[..., Tree], net: nn.Module, *trees: Tree, workers: int = 2, engine: Any = Pool) -> Tree:
-    """Apply a function to every client; with two workers, one of them is this process."""
-    simulated = make_server(ft.methods.FedAvg(), net, None)
-    chosen = (
-        engine(simulated.shared, simulated.train, workers)
-        if engine is Pool
-        else engine(simulated.shared, simulated.train)
-    )
-    result: Tree = chosen.apply(function, 1, CLIENTS, *trees)
-    return result
+    assert identical(apply(train, net, workers=workers), make_engine(net)[1].apply(train, 1, CLIENTS))
 
 
 def all_leaf_types(ctx: ft.ClientContext, own: Tree) -> Tree:
@@ -132,14 +120,15 @@ def all_leaf_types(ctx: ft.ClientContext, own: Tree) -> Tree:
 
 def test_pool_returns_all_leaf_types(net: nn.Module) -> None:
     trees = {"a": torch.tensor([1.0, 2.0, 3.0, 4.0])}
-    assert identical(apply(all_leaf_types, net, trees), apply(all_leaf_types, net, trees, engine=Sequential))
+    expected = make_engine(net)[1].apply(all_leaf_types, 1, CLIENTS, trees)
+    assert identical(apply(all_leaf_types, net, trees), expected)
 
 
 def test_pool_memory_is_reused_only_after_release(net: nn.Module) -> None:
-    simulated = make_server(ft.methods.FedAvg(), net, 2)
+    pool = make_pool(net)
 
     def fill(value: float) -> Tree:
-        return simulated.engine.apply(lambda ctx: {"a": torch.full((5,), value), "b": ctx.index}, 1, CLIENTS)
+        return pool.apply(lambda ctx: {"a": torch.full((5,), value), "b": ctx.index}, 1, CLIENTS)
 
     one, two = fill(1.0), fill(2.0)
     part = one["a"][3]
@@ -153,13 +142,13 @@ def test_pool_memory_is_reused_only_after_release(net: nn.Module) -> None:
 
 def test_pool_result_names_may_change_between_rounds(net: nn.Module) -> None:
     """The structure of earlier results determines the shared memory, but may change."""
-    simulated = make_server(ft.methods.FedAvg(), net, 2)
+    pool = make_pool(net)
 
     def work(ctx: ft.ClientContext) -> Tree:
         return {f"round{ctx.round}": torch.ones(ctx.round) * ctx.index}
 
     for number in (1, 1, 2, 3, 3):
-        found = simulated.engine.apply(work, number, CLIENTS)
+        found = pool.apply(work, number, CLIENTS)
         assert found[f"round{number}"].tolist() == [[client] * number for client in CLIENTS]
 
 
@@ -183,7 +172,7 @@ def test_pool_runs_clients_in_parallel_processes(net: nn.Module) -> None:
 
 
 def test_pool_with_small_work_does_not_fork(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_FORK_SECONDS", 1e9)
+    monkeypatch.setattr(pool_module, "_FORK_SECONDS", 1e9)
     found = apply(lambda ctx: {"process": torch.tensor(os.getpid())}, net)
     assert found["process"].tolist() == [os.getpid()] * 4
 
@@ -193,11 +182,11 @@ def test_pool_restores_number_of_threads(net: nn.Module) -> None:
     torch.set_num_threads(2)
     try:
         assert float((torch.ones(300, 300) @ torch.ones(300, 300)).sum()) == 300**3
-        ends = [final_state(make_server(ft.methods.FedAvg(), net, workers), [CLIENTS]) for workers in (None, 2)]
+        found = apply(lambda ctx: {"sum": (torch.ones(300, 300) @ torch.ones(300, 300)).sum()}, net)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
-    assert all(torch.allclose(a, b) for a, b in zip(*(flatten(end).values() for end in ends), strict=True))
+    assert found["sum"].tolist() == [300**3] * 4
 
 
 class CustomError(Exception):
@@ -355,13 +344,12 @@ def test_work_queue_gives_every_task_once() -> None:
 
 
 def test_pool_has_one_worker_per_available_core(net: nn.Module) -> None:
-    simulated = make_server(ft.methods.FedAvg(), net, None)
-    assert Pool(simulated.shared, simulated.train).workers == available_cores() >= 1
+    shared, sequential = make_engine(net)
+    assert Pool(shared, sequential.samples).workers == available_cores() >= 1
 
 
 def test_pool_without_fork_or_with_gpu_raises(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulated = make_server(ft.methods.FedAvg(), net, None)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    assert "on a machine with a GPU" in error_message(lambda: Pool(simulated.shared, simulated.train))
+    assert "on a machine with a GPU" in error_message(lambda: make_pool(net))
     monkeypatch.delattr(os, "fork")
-    assert "needs os.fork" in error_message(lambda: Pool(simulated.shared, simulated.train))
+    assert "needs os.fork" in error_message(lambda: make_pool(net))
