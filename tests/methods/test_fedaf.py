@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import error_message, same, tiny_federation
+from conftest import same, tiny_federation
 from fedtailor.core import random
 from fedtailor.core.trees import Tree
-from fedtailor.methods import FedAF, FedAvg, Local
-from support.problem import Problem, ThreeLayers, Weights, make_problem
+from fedtailor.methods import FedAF, FedAvg
+from support.problem import Problem, Weights, features, head_outputs, make_problem
 
 PROBLEM = make_problem((9, 4, 7, 1))
 ROUNDS = [[0, 1, 2, 3], [0, 3], [1, 2]]
@@ -34,13 +34,8 @@ def draw_normal(problem: Problem, t: int, k: int, salt: int, shape: tuple[int, .
     return math.sqrt(2) * torch.erfinv(2 * draw_uniform(problem, t, k, salt, shape) - 1)
 
 
-def features(w: Weights, x: Tensor) -> Tensor:
-    hidden = torch.tanh(x @ w["fc1.weight"].T + w["fc1.bias"])
-    return torch.tanh(hidden @ w["fc2.weight"].T + w["fc2.bias"])
-
-
-def logits(w: Weights, x: Tensor) -> Tensor:
-    return features(w, x) @ w["head.weight"].T + w["head.bias"]
+def model_logits(w: Weights, x: Tensor) -> Tensor:
+    return head_outputs(w, features(w, x))
 
 
 def sliced_distance(points: Tensor, center: Tensor, directions: Tensor) -> Tensor:
@@ -75,7 +70,7 @@ class Literal:
         S, V_k, R_k = {}, {}, {}
         for c in sorted(set(problem.fed.y[order].tolist())):
             real = problem.fed.x[[int(i) for i in order if problem.fed.y[i] == c]]
-            V_k[c] = logits(w_k, real).mean(0)
+            V_k[c] = model_logits(w_k, real).mean(0)
             R_k[c] = torch.softmax(V_k[c] / m.tau, 0)
             start = torch.stack([real[j % len(real)] for j in range(m.per_class)])
             S[c] = noise[c] + (start if m.start == "real" else 0)
@@ -83,7 +78,7 @@ class Literal:
                 live = S[c].clone().requires_grad_()
                 loss = (features(w_k, real).mean(0) - features(w_k, live).mean(0)).square().sum()
                 if c in self.V:
-                    loss = loss + m.local_weight * sliced_distance(logits(w_k, live), self.V[c], directions)
+                    loss = loss + m.local_weight * sliced_distance(model_logits(w_k, live), self.V[c], directions)
                 S[c] = S[c] - m.lr * torch.autograd.grad(loss, live)[0]
         return S, V_k, R_k
 
@@ -101,7 +96,7 @@ class Literal:
             order = random.permutation(random.make_key(0, t, 1, e, torch.tensor(0)), len(y), None, torch.device("cpu"))
             for batch in torch.split(order, m.server_batch):
                 live = {n: weight.clone().requires_grad_() for n, weight in self.w.items()}
-                outputs = logits(live, x[batch])
+                outputs = model_logits(live, x[batch])
                 loss = F.cross_entropy(outputs, y[batch])
                 for c in set(y[batch].tolist()):
                     T = torch.softmax(outputs[y[batch] == c] / m.tau, 1).mean(0)
@@ -166,19 +161,6 @@ def test_server_with_unchanged_samples_equals_central_training() -> None:
     assert same(condensed.server["params"], central.server["params"], 1e-9)
 
 
-@pytest.mark.parametrize(
-    "off",
-    [
-        {"local_weight": 0.0}, {"server_weight": 0.0}, {"gamma": 1.0}, {"lr": 1e-9}, {"start": "noise"}, {"tau": 1.0},
-        {"per_class": 1}, {"noise": 1e-6},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_each_field_has_effect(off: dict[str, Any]) -> None:
-    default, changed = (PROBLEM.run(FedAF(**fields), ROUNDS[:2]) for fields in (QUICK, QUICK | off))
-    assert not same(default.server["params"], changed.server["params"], 1e-7)
-
-
 def test_sliced_distance_changes_samples_once_logits_are_known() -> None:
     """Public code computes the distance from values without gradient, so that it has no effect."""
     first, second = (
@@ -192,25 +174,6 @@ def test_sliced_distance_changes_samples_once_logits_are_known() -> None:
     assert float((second[0] - second[1]).abs().max()) > 1e-4
 
 
-def test_fedaf_differs_from_fedavg_and_local_training() -> None:
-    condensed, avg, local = (
-        PROBLEM.run(m, ROUNDS).personal(0, "received") for m in (FedAF(**QUICK), FedAvg(), Local())
-    )
-    assert not same(condensed, avg, 1e-3) and not same(condensed, local, 1e-3)
-
-
-def test_upload_contains_only_classes_of_client() -> None:
-    """Download: θ + C² values; upload: ipc · C_i · |x| + 2 · C_i · C values; four bytes each."""
-    run = ft.simulate(
-        FedAF(**QUICK), ThreeLayers(), PROBLEM.fed, schedule=ROUNDS[:1], batch_size=3, engine="sequential"
-    )
-    size, own = sum(p.numel() for p in PROBLEM.net.parameters()), run.records[0]["per_client"]
-    for client, samples in enumerate(PROBLEM.fed.train):
-        classes = len(set(PROBLEM.fed.y[samples].tolist()))
-        assert own["bytes_down"][client] == 4 * (size + 9)
-        assert own["bytes_up"][client] == 4 * (2 * classes * 4 + 2 * classes * 3)
-
-
 def test_real_samples_are_not_sent_unchanged() -> None:
     """With one sample per class and almost no steps, the leak check would reject an unchanged sample."""
     random = np.random.default_rng(0)
@@ -221,7 +184,6 @@ def test_real_samples_are_not_sent_unchanged() -> None:
         FedAF(lr=1e-12, noise=1e-6, per_class=1), ft.wrap(net, head="1"), fed, rounds=1, dtype=torch.float64
     )
     assert run.records[0]["bytes_up"] > 0
-    assert "noise must be above 0, so that no real sample is sent unchanged" in error_message(lambda: FedAF(noise=0.0))
 
 
 def test_class_without_reports_keeps_zero_logits() -> None:
@@ -242,34 +204,3 @@ def test_server_updates_batch_norm_statistics() -> None:
     params = run.server["params"]
     assert float(params["1.running_var"].min()) > 0 and float(params["1.running_mean"].abs().min()) > 0
     assert run.records[-1]["loss_received"] < 3
-
-
-class TwoInputNet(nn.Module):
-    """A network with two input tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: dict[str, Tensor]) -> Tensor:
-        return self.head(torch.cat([x["a"], x["b"]], 1))  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_several_input_tensors_raise_clear_error(engine: str) -> None:
-    x, y = {"a": np.ones((4, 2)), "b": np.ones((4, 2))}, np.array([0, 1, 0, 1])
-    fed = ft.Federation.from_arrays([(x, y, x, y)], classes=2)
-    message = error_message(lambda: ft.simulate(FedAF(), TwoInputNet(), fed, rounds=1, engine=engine))
-    assert "inputs must be one tensor" in message
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"steps": 0}, "steps must be at least 1"), ({"gamma": 1.1}, "gamma must be between 0 and 1"),
-        ({"start": "x"}, "start must be"), ({"tau": 0.0}, "tau must be above 0"), ({"lr": 0.0}, "lr must be above 0"),
-        ({"local_weight": -1.0}, "local_weight must be at least 0"),
-    ],
-)  # fmt: skip
-def test_invalid_fields_raise(fields: dict[str, Any], message: str) -> None:
-    assert message in error_message(lambda: FedAF(**fields))

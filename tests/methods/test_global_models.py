@@ -1,30 +1,119 @@
-"""FedAvg-FT and FedADMM: literal algorithms, limiting cases, and differences from public code.
+"""Methods with one global model: FedAvg, FedAvg-FT, FedProx, SCAFFOLD, FedExP, and FedADMM.
 
-FedAvg, FedProx, and SCAFFOLD are tested in test_identities.py, FedExP in test_lag.py.
+FedAvg, FedProx, SCAFFOLD, FedExP, and pFedMe have one literal version, alone (here) and inside of LAG (test_lag.py).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import all_same, error_message, models, same, tiny_federation
-from fedtailor.methods import FedADMM, FedAvg, FedAvgFT, FedProx, Local
-from support.problem import Problem, Weights, make_problem
+from conftest import all_same, models, same, tiny_federation
+from fedtailor.methods import FedADMM, FedAvg, FedAvgFT, FedExP, FedProx, Local, PFedMe, Scaffold
+from support.literal_lag import (
+    Inner,
+    LiteralFedAvg,
+    LiteralFedExP,
+    LiteralLAG,
+    LiteralPFedMe,
+    LiteralScaffold,
+    library_states,
+)
+from support.problem import FULL, PARTIAL, Problem, Weights, average, make_problem
 
 PROBLEM = make_problem()
-ROUNDS = [[0, 1, 2, 3, 4], [1, 3, 4]]
+ROUNDS = [[0, 1, 2, 3, 4], [1, 3, 4], [0, 1]]
+SGD: dict[str, Any] = {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.01}
+ME: dict[str, Any] = {"lr": 0.1, "personal_lr": 0.05, "lam": 2.0, "inner_steps": 3, "steps": 7, "beta": 0.5}
+LITERAL: dict[str, tuple[ft.Method, Callable[[Problem], Inner]]] = {
+    "fedavg": (FedAvg(**SGD), lambda p: LiteralFedAvg(p, **SGD)),
+    "fedavg, uniform": (FedAvg(**SGD, weights="uniform"), lambda p: LiteralFedAvg(p, **SGD, by_size=False)),
+    "fedprox": (FedProx(**SGD, mu=0.5), lambda p: LiteralFedAvg(p, **SGD, mu=0.5)),
+    "scaffold": (Scaffold(lr=0.1, server_lr=0.7), lambda p: LiteralScaffold(p, 0.1, server_lr=0.7)),
+    "fedexp": (FedExP(**SGD), lambda p: LiteralFedExP(p, **SGD)),
+    "fedexp, size": (FedExP(**SGD, weights="size"), lambda p: LiteralFedExP(p, **SGD, by_size=True)),
+    "fedexp, last": (
+        FedExP(**SGD, epsilon=0.01, average_last=False),
+        lambda p: LiteralFedExP(p, **SGD, epsilon=0.01, average_last=False),
+    ),
+    "pfedme": (PFedMe(**ME), lambda p: LiteralPFedMe(p, **ME)),
+}
 
 
-def sgd(problem: Problem, start: Weights, t: int, i: int, epochs: int, extra_grad: Any = None) -> Weights:
-    """Run SGD for client i in round t with learning rate 0.1; `extra_grad(name, weight)` is added to the gradient."""
-    w = dict(start)
-    for e in range(epochs):
-        for batch in problem.batches(t, i, e):
-            grad = problem.gradient(w, batch)
-            w = {n: w[n] - 0.1 * (grad[n] + (extra_grad(n, w[n]) if extra_grad else 0)) for n in w}
-    return w
+@pytest.mark.parametrize("schedule", [FULL[:3], PARTIAL], ids=["full", "partial"])
+@pytest.mark.parametrize("name", LITERAL)
+def test_method_equals_literal_algorithm(name: str, schedule: list[list[int]]) -> None:
+    method, make_literal = LITERAL[name]
+    run, inner = PROBLEM.run(method, schedule), make_literal(PROBLEM)
+    literal = LiteralLAG(inner, k=0).train(schedule)
+    server, clients = library_states(inner)
+    assert same(run.server, server, 1e-10)
+    assert all_same([run.client(i) for i in range(5)], clients, 1e-10)
+    for i in range(5):
+        assert same(run.personal(i, "trained"), literal.trained(i), 1e-10)
+        assert same(run.personal(i, "received"), literal.received(i), 1e-10)
+    assert not isinstance(inner, LiteralFedExP) or max(inner.steps) > 1  # the server extrapolates
+
+
+# FedAvg, FedProx, SCAFFOLD, and FedExP
+
+
+def simulate(method: ft.Method, net: nn.Module, fed: ft.Federation, rounds: int = 3, **more: Any) -> ft.Run:
+    schedule = [list(range(fed.num_clients))] * rounds
+    return ft.simulate(method, net, fed, schedule=schedule, dtype=torch.float64, engine="sequential", **more)
+
+
+def test_fedavg_equals_torch_optim_sgd(net: nn.Module) -> None:
+    """One round with momentum and weight decay equals torch.optim.SGD on full batches, averaged by size."""
+    fed = tiny_federation((3, 2))
+    run = simulate(FedAvg(epochs=3, **SGD), net, fed, rounds=1, batch_size=3)
+    total = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+    for client, size in enumerate((3, 2)):
+        copy = type(net)().double()
+        copy.load_state_dict(net.state_dict())
+        optimizer = torch.optim.SGD(copy.parameters(), **SGD)
+        for _ in range(3):
+            optimizer.zero_grad()
+            x, y = fed.x[fed.train[client]], fed.y[fed.train[client]]
+            torch.autograd.backward(nn.functional.cross_entropy(copy(x), y))
+            optimizer.step()
+        for name, p in copy.named_parameters():
+            total[name] += p.detach() * size / 5
+    assert same(run.server["params"], total, 1e-12)
+
+
+def test_fedavg_with_one_client_equals_local_training(net: nn.Module) -> None:
+    avg, local = (simulate(m, net, tiny_federation((8,)), batch_size=3) for m in (FedAvg(), Local()))
+    assert all_same(models(avg, "received"), models(local, "received"))
+
+
+def test_fedprox_without_proximal_term_equals_fedavg() -> None:
+    assert same(PROBLEM.run(FedProx(mu=0.0, **SGD), ROUNDS).server, PROBLEM.run(FedAvg(**SGD), ROUNDS).server)
+
+
+def test_scaffold_with_one_step_and_full_participation_equals_fedavg(net: nn.Module) -> None:
+    fed = tiny_federation((6, 6, 6))
+    scaffold, avg = (simulate(method(epochs=1), net, fed, batch_size=6) for method in (Scaffold, FedAvg))
+    assert same(scaffold.server["params"], avg.server["params"], 1e-12)
+
+
+def test_scaffold_server_control_is_mean_of_client_controls() -> None:
+    """c is the mean of all c_i under any participation and is not zero."""
+    run = PROBLEM.run(Scaffold(), ROUNDS)
+    assert same(average([run.client(i)["control"] for i in range(5)], [1] * 5), run.server["control"], 1e-12)
+    assert all(float(c.abs().max()) > 0 for c in run.server["control"].values())
+
+
+def test_scaffold_optimizer_options_exclude_momentum_and_weight_decay() -> None:
+    assert not {"momentum", "weight_decay"} & set(Scaffold().optimizer_options)
+
+
+def test_fedexp_with_large_epsilon_equals_fedavg() -> None:
+    exp, avg = (PROBLEM.run(m, ROUNDS) for m in (FedExP(lr=0.2, epsilon=1e9), FedAvg(lr=0.2, weights="uniform")))
+    assert same(exp.server["params"], avg.server["params"], 1e-12)
 
 
 # FedAvg-FT
@@ -32,15 +121,13 @@ def sgd(problem: Problem, start: Weights, t: int, i: int, epochs: int, extra_gra
 
 def test_fedavgft_equals_literal_algorithm() -> None:
     """After two rounds of FedAvg, a copy of the global model is fine-tuned with the batches of a third round."""
-    run = PROBLEM.run(FedAvgFT(epochs=2, tuning_epochs=3), ROUNDS)
+    run = PROBLEM.run(FedAvgFT(epochs=2, tuning_epochs=3), ROUNDS[:2])
     theta, last = PROBLEM.start, dict[int, Weights]()
-    for t, clients in enumerate(ROUNDS, start=1):
-        trained = {i: sgd(PROBLEM, theta, t, i, epochs=2) for i in clients}
-        total = sum(PROBLEM.sizes[i] for i in clients)
-        theta = {n: torch.stack([PROBLEM.sizes[i] / total * trained[i][n] for i in clients]).sum(0) for n in theta}
-        last |= trained
+    for t, clients in enumerate(ROUNDS[:2], start=1):
+        last |= {i: PROBLEM.sgd(theta, t, i, epochs=2) for i in clients}
+        theta = average([last[i] for i in clients], [PROBLEM.sizes[i] for i in clients])
     assert same(run.server["params"], theta, 1e-10)
-    assert all_same(models(run, "received"), [sgd(PROBLEM, theta, 3, i, epochs=3) for i in range(5)], 1e-10)
+    assert all_same(models(run, "received"), [PROBLEM.sgd(theta, 3, i, epochs=3) for i in range(5)], 1e-10)
     assert all_same(models(run, "trained"), [last[i] for i in range(5)], 1e-10)
 
 
@@ -50,53 +137,31 @@ def test_fedavgft_without_tuning_equals_fedavg() -> None:
     assert all_same(models(tuned, "received"), models(avg, "received"))
 
 
-def test_fedavgft_with_one_client_equals_local_training_one_round_later() -> None:
-    problem = make_problem((8,))
-    tuned, local = problem.run(FedAvgFT(tuning_epochs=2), [[0]] * 3), problem.run(Local(epochs=2), [[0]] * 4)
-    assert same(tuned.personal(0, "received"), local.personal(0, "received"))
-
-
 def test_fedavgft_fine_tuning_does_not_change_server() -> None:
-    """The server equals that of FedAvg even if clients are evaluated in each round. The fine-tuned model differs from
-    the models of FedAvg and local training and from the uploaded model."""
-    settings: dict[str, Any] = {"schedule": ROUNDS * 2, "batch_size": 3, "dtype": torch.float64, "engine": "sequential"}
-    tuned, avg, local = (
-        ft.simulate(method, PROBLEM.net, PROBLEM.fed, evaluate_every=1, **settings)
-        for method in (FedAvgFT(), FedAvg(), Local())
-    )
-    assert same(tuned.server, avg.server)
-    assert all_same(models(tuned, "trained")[1:2], models(avg, "trained")[1:2])
-    received = models(tuned, "received")
-    for others in (models(avg, "received"), models(local, "received"), models(tuned, "trained")):
-        assert not any(same(one, other, 1e-4) for one, other in zip(received, others, strict=True))
-
-
-def test_fedavgft_negative_tuning_epochs_raise() -> None:
-    assert "tuning_epochs must be at least 0" in error_message(lambda: FedAvgFT(tuning_epochs=-1))
+    """Clients are evaluated, and so fine-tuned, in each round."""
+    assert same(PROBLEM.run(FedAvgFT(), ROUNDS).server, PROBLEM.run(FedAvg(), ROUNDS).server)
 
 
 # FedADMM
 
 
-@pytest.mark.parametrize("variant", ["paper", "code"])
-@pytest.mark.parametrize("step", [None, 0.7])
-@pytest.mark.parametrize("start", ["received", "own"])
+@pytest.mark.parametrize(
+    ("variant", "step", "start"),
+    [("paper", None, "received"), ("paper", 0.7, "own"), ("code", None, "own"), ("code", 0.7, "received")],
+)
 def test_fedadmm_equals_literal_algorithm(variant: Any, step: float | None, start: Any) -> None:
-    rho, rounds, zero = 0.3, [[0, 1, 2, 3, 4], [1, 3, 4], [0, 1]], {n: 0 * w for n, w in PROBLEM.start.items()}
-    run = PROBLEM.run(FedADMM(lr=0.1, rho=rho, server_lr=step, variant=variant, start=start), rounds)
+    rho, zero = 0.3, {n: 0 * w for n, w in PROBLEM.start.items()}
+    run = PROBLEM.run(FedADMM(lr=0.1, rho=rho, server_lr=step, variant=variant, start=start), ROUNDS)
     theta, own, y = PROBLEM.start, [PROBLEM.start for _ in range(5)], [zero for _ in range(5)]
-    for t, clients in enumerate(rounds, start=1):
+    for t, clients in enumerate(ROUNDS, start=1):
         changes = []
         for i in clients:
-            y_i, sent = y[i], theta
-            new = sgd(
-                PROBLEM,
-                theta if start == "received" else own[i],
-                t,
-                i,
-                epochs=2,
-                extra_grad=lambda n, w, y_i=y_i, sent=sent: y_i[n] + rho * (w - sent[n]),
-            )
+
+            def loss(w: Weights, batch: Tensor, y_i: Weights = y[i], theta: Weights = theta) -> Tensor:
+                terms = [(y_i[n] * w[n]).sum() + rho / 2 * (w[n] - theta[n]).square().sum() for n in w]
+                return PROBLEM.loss(w, batch) + torch.stack(terms).sum()
+
+            new = PROBLEM.sgd(theta if start == "received" else own[i], t, i, loss=loss)
             dual = {n: y[i][n] + rho * (new[n] - theta[n]) for n in theta}
             before = own[i] if variant == "paper" else theta
             changes.append({n: (new[n] - before[n]) + (dual[n] - y[i][n]) / rho for n in theta})
@@ -117,39 +182,14 @@ def test_fedadmm_global_model_is_mean_over_all_clients() -> None:
     assert same(run.server["params"], mean, 1e-10)
 
 
-def test_fedadmm_first_round_with_half_step_equals_fedprox() -> None:
+@pytest.mark.parametrize("variant", ["paper", "code"])
+def test_fedadmm_first_round_with_half_step_equals_fedprox(variant: Any) -> None:
     """In round 1, dual variables are zero, and Δ_i is twice the change of the model."""
     problem = make_problem((6, 6, 6))
-    rounds = [[0, 1, 2]]
-    prox = problem.run(FedProx(mu=0.4), rounds)
-    for variant in ("paper", "code"):
-        admm = problem.run(FedADMM(lr=0.1, rho=0.4, server_lr=0.5, variant=variant), rounds)
-        assert same(admm.server, prox.server, 1e-12)
-        assert all_same(models(admm, "trained"), models(prox, "trained"), 1e-12)
-        assert not same(problem.run(FedADMM(lr=0.1, rho=0.4, variant=variant), rounds).server, prox.server, 1e-3)
-
-
-def test_fedadmm_has_one_dual_variable_per_client() -> None:
-    """y_i = ρ Σ (w_i − θ) over the rounds of client i; public code has a single dual variable for all clients."""
-    run = PROBLEM.run(FedADMM(lr=0.1), [[0, 1]])
-    expected = [{n: 0.01 * (run.personal(i)[n] - PROBLEM.start[n]) for n in PROBLEM.start} for i in (0, 1)]
-    assert all_same([run.client(0)["dual"], run.client(1)["dual"]], expected, 1e-12)
-    assert not same(run.client(0)["dual"], run.client(1)["dual"], 1e-5)
-    assert all(float(leaf.abs().max()) == 0 for leaf in run.client(2)["dual"].values())
-
-
-def test_fedadmm_settings_fedavg_and_local_training_give_different_models() -> None:
-    methods = [
-        FedADMM(lr=0.1),
-        FedADMM(lr=0.1, rho=1.0),
-        FedADMM(lr=0.1, server_lr=0.5),
-        FedADMM(lr=0.1, variant="code"),
-        FedAvg(),
-        Local(),
-    ]
-    received = [models(PROBLEM.run(method, ROUNDS), "received")[0] for method in methods]
-    for position, model in enumerate(received):
-        assert not any(same(model, other, 1e-5) for other in received[:position])
+    prox = problem.run(FedProx(mu=0.4), [[0, 1, 2]])
+    admm = problem.run(FedADMM(lr=0.1, rho=0.4, server_lr=0.5, variant=variant), [[0, 1, 2]])
+    assert same(admm.server, prox.server, 1e-12)
+    assert all_same(models(admm, "trained"), models(prox, "trained"), 1e-12)
 
 
 def test_fedadmm_with_few_participants_does_not_diverge() -> None:
@@ -160,15 +200,3 @@ def test_fedadmm_with_few_participants_does_not_diverge() -> None:
         FedADMM(lr=0.1), PROBLEM.net, fed, schedule=rounds, evaluate_every=30, dtype=torch.float64, engine="sequential"
     )
     assert run.records[-1]["loss_received"] < 1.0
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"rho": 0.0}, "rho must be above 0"),
-        ({"server_lr": 0}, "server_lr must"),
-        ({"variant": "x"}, "variant must be"),
-    ],
-)
-def test_fedadmm_invalid_fields_raise(fields: dict[str, Any], message: str) -> None:
-    assert message in error_message(lambda: FedADMM(**fields))

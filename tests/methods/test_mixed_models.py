@@ -1,5 +1,6 @@
 """FedAMP, APPLE, FedFomo, and FedALA: literal versions and limiting cases."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,21 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import error_message, models, same, tiny_federation
+from conftest import all_same, models, same
 from fedtailor.core.trees import Tree
 from fedtailor.methods import APPLE, FedALA, FedAMP, FedAvg, FedFomo, Local
-from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines.sequential import Sequential
 from fedtailor.training.simulated_server import SimulatedServer
 from support import literal_mixtures as literal
-from support.problem import Problem, Weights, make_problem
+from support.problem import HEAD, Problem, Weights, make_identical_clients, make_problem
 
 PROBLEM = make_problem()
 ALL_CLIENTS = [0, 1, 2, 3, 4]
 ROUNDS = [ALL_CLIENTS, [1, 3], [0, 2, 4], [0, 1, 3]]
-SIZE = sum(w.numel() for w in PROBLEM.start.values())
-HEAD = ("head.weight", "head.bias")
-MIXTURE_METHODS: list[type[ft.Method]] = [FedAMP, APPLE, FedFomo, FedALA]
 
 
 def run(method: ft.Method, schedule: Sequence[Sequence[int]] = ROUNDS, problem: Problem = PROBLEM) -> ft.Run:
@@ -42,109 +39,17 @@ def _run(method: ft.Method, schedule: tuple[tuple[int, ...], ...], problem: Prob
     )  # fmt: skip
 
 
-def near(found: Sequence[Weights], expected: Sequence[Weights], tolerance: float = 1e-10) -> bool:
-    return all(same(a, b, tolerance) for a, b in zip(found, expected, strict=True))
-
-
 def rows_of(stacked: Weights) -> list[Weights]:
     return [{n: leaf[i] for n, leaf in stacked.items()} for i in range(len(next(iter(stacked.values()))))]
 
 
-def make_server(method: ft.Method, problem: Problem = PROBLEM) -> SimulatedServer:
-    settings = TrainingConfig(batch_size=problem.batch_size, engine="sequential", device="cpu", dtype="float64")
-    return SimulatedServer.build(settings, method, ft.wrap(problem.net), problem.fed, [ALL_CLIENTS] * 3)
+def make_server(method: ft.Method) -> SimulatedServer:
+    return PROBLEM.server(method, [ALL_CLIENTS] * 3)
 
 
 def make_context(simulated: SimulatedServer, client: int, round: int) -> ft.ClientContext:
     assert isinstance(simulated.engine, Sequential)
     return simulated.engine._context(client, round)
-
-
-def make_identical_clients() -> Problem:
-    """Create four clients with the same samples in one batch."""
-    own = tiny_federation((6,))
-    x, y = own.x.numpy(), own.y.numpy()
-    fed = ft.Federation.from_arrays([(x[:6], y[:6], x[6:], y[6:])] * 4, classes=3)
-    return Problem(fed, PROBLEM.net, batch_size=6)
-
-
-@pytest.mark.parametrize("kind", MIXTURE_METHODS)
-def test_method_differs_from_local_training_and_fedavg(kind: type[ft.Method]) -> None:
-    for moment in ("received", "trained"):
-        for other in (Local(), FedAvg()):
-            assert not near(models(run(kind()), moment), models(run(other), moment), 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("fields", "word"),
-    [
-        (lambda: FedAMP(alpha=0.0), "alpha"), (lambda: FedAMP(alpha=2.0), "relative"),
-        (lambda: FedAMP(sigma=0.0), "sigma"), (lambda: FedAMP(lam=-1.0), "lam"), (lambda: FedAMP(lam=9.0), "alpha/lr"),
-        (lambda: FedAMP(attention="dot"), "cosine"),  # type: ignore[arg-type]
-        (lambda: FedAMP(self_weight=2.0), "self_weight"),
-        (lambda: FedFomo(models=0), "models"), (lambda: FedFomo(explore=2.0), "explore"),
-        (lambda: FedFomo(explore_decay=-1.0), "explore_decay"), (lambda: FedFomo(validation=1.0), "validation"),
-        (lambda: APPLE(weight_lr=-1.0), "weight_lr"), (lambda: APPLE(mu=-1.0), "mu"),
-        (lambda: APPLE(pull_rounds=2.0), "pull_rounds"), (lambda: APPLE(schedule="linear"), "cosine"),  # type: ignore[arg-type]
-        (lambda: APPLE(limit=-1), "limit"), (lambda: FedALA(weight_lr=-1.0), "weight_lr"),
-        (lambda: FedALA(layers=0), "layers"), (lambda: FedALA(share=0.0), "share"),
-        (lambda: FedALA(first_epochs=0), "first_epochs"),
-    ],
-)  # fmt: skip
-def test_invalid_fields_raise(fields: Any, word: str) -> None:
-    assert word in error_message(fields)
-
-
-class NormalizedNet(nn.Module):
-    """A network with batch normalization and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.norm, self.head = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)
-        self.drop = nn.Dropout(0.2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.drop(torch.tanh(self.norm(self.fc(x)))))  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(
-    "method",
-    [FedAMP(attention="cosine"), FedFomo(models=2), APPLE(limit=2), FedALA(layers=2, share=0.5, first_epochs=3)],
-    ids=lambda method: type(method).__name__,
-)
-def test_vectorized_engine_equals_sequential_with_batch_norm(method: ft.Method) -> None:
-    torch.manual_seed(2)
-    net, schedule = NormalizedNet().double(), [ALL_CLIENTS, [1, 3]]
-    one, other = (
-        ft.simulate(
-            method, net, PROBLEM.fed, schedule=schedule, batch_size=3, dtype=torch.float64, engine=engine, device="cpu",
-            evaluate_every=2,
-        )
-        for engine in ("sequential", "vectorized")
-    )  # fmt: skip
-    for moment in ("received", "trained"):
-        assert near(models(one, moment), models(other, moment), 1e-9)
-        assert all(float(own["norm.running_var"].min()) >= 0 for own in models(one, moment))
-    assert not torch.equal(one.personal(0)["norm.running_mean"], torch.zeros(5, dtype=torch.float64))
-
-
-def bytes_per_client(run: ft.Run) -> list[tuple[dict[int, int], dict[int, int]]]:
-    """Return (download, upload) in bytes per client, for each round."""
-    return [(record["per_client"]["bytes_down"], record["per_client"]["bytes_up"]) for record in run.records]
-
-
-@pytest.mark.parametrize(
-    ("method", "down", "up"),
-    [
-        (FedAMP(), SIZE, SIZE), (FedALA(), SIZE, SIZE),
-        (APPLE(epochs=1), 4 * SIZE, SIZE), (APPLE(epochs=1, limit=2), 2 * SIZE, SIZE + 1 / 8),
-        (FedFomo(models=3), 3 * SIZE, SIZE + 3), (FedFomo(), 4 * SIZE, SIZE + 4),
-    ],
-    ids=["fedamp", "fedala", "apple", "apple with limit", "fedfomo", "fedfomo with few clients"],
-)  # fmt: skip
-def test_messages_and_uploads_have_documented_size(method: ft.Method, down: float, up: float) -> None:
-    for (received, sent), clients in zip(bytes_per_client(run(method)), ROUNDS, strict=True):
-        assert received == dict.fromkeys(clients, 8 * down) and sent == dict.fromkeys(clients, 8 * up)
 
 
 # FedAMP
@@ -164,43 +69,30 @@ AMP: dict[str, dict[str, Any]] = {
 def test_fedamp_equals_literal_version(case: str) -> None:
     method = FedAMP(**AMP[case])
     found, (expected, rows) = run(method), literal.fedamp(PROBLEM, ROUNDS, method)
-    assert near(models(found), expected) and near(models(found, "received"), expected)
+    assert all_same(models(found), expected, 1e-10) and all_same(models(found, "received"), expected, 1e-10)
     weights = torch.tensor(rows, dtype=torch.float64)
     assert torch.allclose(found.server["weights"], weights, atol=1e-10)
     assert float((weights - torch.eye(5)).abs().max()) > 1e-3  # mixtures are not trivial
     if case != "defaults":  # each field has an effect
-        assert not near(models(found), models(run(FedAMP())), 1e-5)
+        assert not all_same(models(found), models(run(FedAMP())), 1e-5)
 
 
 @pytest.mark.parametrize("fields", [{"sigma": 1e-30}, {"attention": "cosine", "self_weight": 1.0}])
 def test_fedamp_without_attention_equals_local_training(fields: dict[str, Any]) -> None:
-    assert near(models(run(FedAMP(lam=0.0, **fields))), models(run(Local())), 0.0)
+    assert all_same(models(run(FedAMP(lam=0.0, **fields))), models(run(Local())), 0.0)
     proximal = FedAMP(**fields)  # the proximal term is toward the client's previous model
-    assert not near(models(run(proximal)), models(run(Local())), 1e-5)
+    assert not all_same(models(run(proximal)), models(run(Local())), 1e-5)
     assert torch.equal(run(proximal).server["weights"], torch.eye(5, dtype=torch.float64))
 
 
 def test_fedamp_with_one_client_equals_local_training() -> None:
     problem, schedule = make_problem((8,)), [[0]] * 3
-    assert near(models(run(FedAMP(lam=0.0), schedule, problem)), models(run(Local(), schedule, problem)), 0.0)
+    assert all_same(models(run(FedAMP(lam=0.0), schedule, problem)), models(run(Local(), schedule, problem)), 0.0)
 
 
 def test_fedamp_with_identical_clients_equals_local_training() -> None:
-    problem, schedule = make_identical_clients(), [[0, 1, 2, 3]] * 3
-    assert near(models(run(FedAMP(lam=0.0), schedule, problem)), models(run(Local(), schedule, problem)), 1e-12)
-
-
-def test_fedamp_proximal_term_has_gradient() -> None:
-    """In public code, it has no gradient, and u_i is not used, so that the method equals local training."""
-    start = PROBLEM.start
-    one_step, problem = [[0]], make_problem((3, 3))
-    for lam in (0.0, 0.5):
-        method = FedAMP(lam=lam, epochs=2)
-        w, u = dict(start), start
-        for number in range(2):
-            grad = problem.gradient(w, problem.batches(1, 0, number)[0])
-            w = {n: w[n] - 0.1 * (grad[n] + lam / method.alpha * (w[n] - u[n])) for n in w}
-        assert near([run(method, one_step, problem).personal(0)], [w], 1e-12)
+    problem, schedule = make_identical_clients(4), [[0, 1, 2, 3]] * 3
+    assert all_same(models(run(FedAMP(lam=0.0), schedule, problem)), models(run(Local(), schedule, problem)), 1e-12)
 
 
 def test_fedamp_weights_decrease_with_distance_and_include_absent_clients() -> None:
@@ -239,7 +131,7 @@ def test_fedfomo_equals_literal_version(method: FedFomo) -> None:
     found = run(method, schedule)
     chosen = chosen_models(found, schedule)
     expected, P = literal.fedfomo(PROBLEM, schedule, method, chosen)
-    assert near(models(found), expected)
+    assert all_same(models(found), expected, 1e-10)
     assert torch.allclose(found.server["affinity"], P, atol=1e-10)
     assert all(len(of) <= method.models and i not in of for round in chosen for i, of in round.items())
     assert any(weight > 0 for i in ALL_CLIENTS for j, weight in enumerate(P[i].tolist()) if i != j)
@@ -247,7 +139,7 @@ def test_fedfomo_equals_literal_version(method: FedFomo) -> None:
         received = [
             literal.move(PROBLEM, expected, i, [j for j in ALL_CLIENTS if j != i], method)[0] for i in ALL_CLIENTS
         ]
-        assert near(models(found, "received"), received)
+        assert all_same(models(found, "received"), received, 1e-10)
 
 
 def test_fedfomo_with_one_client_equals_local_training_on_training_part() -> None:
@@ -256,7 +148,7 @@ def test_fedfomo_with_one_client_equals_local_training_on_training_part() -> Non
     w, rest = problem.start, literal.parts(problem, 0, 0.2, 0)[1]
     for t in (1, 2, 3):
         w = literal.sgd(problem, w, rest, t, 0, method.lr, method.epochs)
-    assert near([run(method, schedule, problem).personal(0)], [w])
+    assert all_same([run(method, schedule, problem).personal(0)], [w], 1e-10)
     simulated = make_server(method)
     own = {n: leaf + 0.1 for n, leaf in PROBLEM.start.items()}
     copies = {"models": {n: leaf.expand(4, *leaf.shape) for n, leaf in own.items()}}
@@ -295,28 +187,10 @@ def test_fedfomo_sends_best_models_and_explores_less_over_rounds() -> None:
     assert torch.equal(choices(FedFomo(), P, [1, 2]), choices(FedFomo(), P, [1, 2]))
 
 
-def test_each_field_of_fedfomo_has_effect() -> None:
-    methods = [FedFomo(), FedFomo(validation=0.5), FedFomo(models=1, explore=0.0)]
-    methods += [FedFomo(models=1, explore=1.0, explore_decay=decay) for decay in (0.0, 0.15)]
-    ends = [run(method, [ALL_CLIENTS] * 4).server["affinity"] for method in methods]
-    for position, end in enumerate(ends):
-        assert all(float((end - other).abs().max()) > 1e-4 for other in ends[:position])
-
-
-class DropoutNet(nn.Module):
-    """A network with dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.drop, self.head = nn.Linear(4, 5), nn.Dropout(0.5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.drop(torch.tanh(self.fc(x))))  # type: ignore[no-any-return]
-
-
 def test_fedfomo_evaluates_models_in_evaluation_mode() -> None:
     torch.manual_seed(1)
-    problem = Problem(PROBLEM.fed, DropoutNet().double().eval())  # the literal version evaluates without dropout
+    net = nn.Sequential(OrderedDict(fc=nn.Linear(4, 5), drop=nn.Dropout(0.5), head=nn.Linear(5, 3)))
+    problem = Problem(PROBLEM.fed, net.double().eval())  # the literal version evaluates without dropout
     found = run(FedFomo(), ROUNDS[:2], problem)
     first, second = map(affinity, found.records)
     before = models(run(FedFomo(), ROUNDS[:1], problem))
@@ -340,19 +214,13 @@ CORES: dict[str, dict[str, Any]] = {
 def test_apple_equals_literal_version(case: str) -> None:
     method = APPLE(epochs=2, **CORES[case])
     found, (cores, ps, trained, received) = run(method), literal.apple(PROBLEM, ROUNDS, method)
-    assert near(rows_of(found.server["cores"]), cores)
-    assert near(models(found), trained) and near(models(found, "received"), received)
+    assert all_same(rows_of(found.server["cores"]), cores, 1e-10)
+    assert all_same(models(found), trained, 1e-10) and all_same(models(found, "received"), received, 1e-10)
     for i in ALL_CLIENTS:
         assert torch.allclose(found.client(i)["shares"] + found.client(i)["change"], ps[i], atol=1e-10)
         assert same(found.client(i)["core"], cores[i], 1e-10)
     moved = max(float(found.client(i)["change"].abs().max()) for i in ALL_CLIENTS)
     assert moved == 0 if case == "fixed weights" else moved > 1e-3
-
-
-def test_each_field_of_apple_has_effect() -> None:
-    ends = [models(run(APPLE(epochs=2, **fields))) for fields in CORES.values()]
-    for position, end in enumerate(ends):
-        assert all(not near(end, other, 1e-5) for other in ends[:position])
 
 
 @dataclass(frozen=True)
@@ -374,37 +242,38 @@ def test_apple_with_fixed_one_hot_weights_equals_local_training() -> None:
     local = run(Local(momentum=0.5, epochs=1))
     for moment in ("received", "trained"):
         method = OneHot(lr=0.1, epochs=1, momentum=0.5, weight_lr=0.0)
-        assert near(models(run(method), moment), models(local, moment), 1e-12)
-    assert not near(models(run(OneHot(lr=0.1, epochs=1, momentum=0.5, weight_lr=0.01))), models(local), 1e-5)
+        assert all_same(models(run(method), moment), models(local, moment), 1e-12)
+    assert not all_same(models(run(OneHot(lr=0.1, epochs=1, momentum=0.5, weight_lr=0.01))), models(local), 1e-5)
 
 
 def test_apple_with_one_client_and_fixed_weight_equals_local_training() -> None:
     problem, schedule = make_problem((8,)), [[0]] * 3
     method = APPLE(lr=0.1, epochs=2, momentum=0.0, weight_lr=0.0)
-    assert near(models(run(method, schedule, problem)), models(run(Local(), schedule, problem)), 1e-12)
+    assert all_same(models(run(method, schedule, problem)), models(run(Local(), schedule, problem)), 1e-12)
 
 
 def test_apple_uploads_core_and_not_mixture() -> None:
     found = run(APPLE(epochs=1), [ALL_CLIENTS] * 2)
     assert all(same(core, found.client(i)["core"]) for i, core in enumerate(rows_of(found.server["cores"])))
-    assert not near(rows_of(found.server["cores"]), models(found), 1e-4)
+    assert not all_same(rows_of(found.server["cores"]), models(found), 1e-4)
 
 
 def test_apple_with_large_limit_equals_apple_without_limit() -> None:
     for limit in (4, 99):
         whole, limited = run(APPLE(epochs=1)), run(APPLE(epochs=1, limit=limit))
         for moment in ("received", "trained"):
-            assert near(models(whole, moment), models(limited, moment), 1e-12)
+            assert all_same(models(whole, moment), models(limited, moment), 1e-12)
 
 
 def test_apple_with_limit_requests_unseen_cores_first_and_caches_cores() -> None:
     schedule = [ALL_CLIENTS] * 3
     fields: dict[str, Any] = {"epochs": 1, "mu": 0.0}  # the penalty depends on the number of rounds
     found = [run(APPLE(limit=2, **fields), schedule[:rounds]) for rounds in (1, 2, 3)]
-    assert not near(models(found[2]), models(run(APPLE(**fields), schedule)), 1e-5)
+    assert not all_same(models(found[2]), models(run(APPLE(**fields), schedule)), 1e-5)
     for i in ALL_CLIENTS:
         seen = [r.client(i)["seen"] for r in found]
         assert [int(mask.sum()) for mask in seen] == [2, 4, 4] and not seen[2][i]
+        assert all(record["per_client"]["bytes_down"][i] == 2 * 8 * 64 for record in found[2].records)  # two cores
         for before, after in pairwise(found):
             requested = before.server["wanted"][i]  # cores of the next round
             assert int(requested.sum()) == 2 and not requested[i]
@@ -450,14 +319,14 @@ def test_fedala_equals_literal_version(case: str) -> None:
     last = [f"{layer}.{kind}" for layer in LAYERS[-method.layers :] for kind in ("weight", "bias")]
     found, (shared, W, trained, received, epochs) = run(method), literal.fedala(PROBLEM, ROUNDS, method, last)
     assert same(found.server["params"], shared, 1e-10)
-    assert near(models(found), trained) and near(models(found, "received"), received)
-    assert near([found.client(i)["weights"] for i in ALL_CLIENTS], W)
+    assert all_same(models(found), trained, 1e-10) and all_same(models(found, "received"), received, 1e-10)
+    assert all_same([found.client(i)["weights"] for i in ALL_CLIENTS], W, 1e-10)
     assert set(epochs) == set(ALL_CLIENTS)  # no client in round 1, each client in its next round
     assert set(epochs.values()) == {3} if case == "few epochs" else min(epochs.values()) >= 10
     values = torch.cat([leaf.flatten() for weights in W for leaf in weights.values()])
     assert float(values.min()) >= 0 and float(values.max()) == 1 and float(values.min()) < 0.999
     if case != "defaults":
-        assert not near(models(found), models(run(FedALA())), 1e-6)
+        assert not all_same(models(found), models(run(FedALA())), 1e-6)
 
 
 def test_fedala_stops_when_loss_has_converged() -> None:
@@ -467,19 +336,19 @@ def test_fedala_stops_when_loss_has_converged() -> None:
     def final_models(max_epochs: int) -> list[Tree]:
         return models(run(FedALA(first_epochs=max_epochs), schedule, whole))
 
-    assert near(final_models(10), final_models(20), 0.0) and not near(final_models(9), final_models(10), 1e-8)
+    assert all_same(final_models(10), final_models(20), 0.0) and not all_same(final_models(9), final_models(10), 1e-8)
 
 
 def test_fedala_with_zero_weight_lr_equals_fedavg() -> None:
     fixed, avg = run(FedALA(weight_lr=0.0)), run(FedAvg())
     assert same(fixed.server["params"], avg.server["params"])
     for moment in ("received", "trained"):
-        assert near(models(fixed, moment), models(avg, moment), 0.0)
+        assert all_same(models(fixed, moment), models(avg, moment), 0.0)
 
 
 def test_fedala_with_too_many_layers_mixes_all_layers() -> None:
     three, nine = (models(run(FedALA(layers=layers, first_epochs=2))) for layers in (3, 9))
-    assert near(three, nine, 0.0)
+    assert all_same(three, nine, 0.0)
 
 
 def initial_state(own: Weights) -> Tree:

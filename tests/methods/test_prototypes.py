@@ -1,6 +1,6 @@
 """FedProto, FedGH, and FedPAC: literal versions, limiting cases, and differences from public code."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
@@ -10,67 +10,36 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedtailor as ft
-from conftest import TinyNet, error_message, same, tiny_federation
+from conftest import all_same, same, tiny_federation
 from fedtailor.core.trees import Rows, Tree, unflatten
-from fedtailor.methods import FedAlt, FedAvg, FedGH, FedPAC, FedProto, Local
+from fedtailor.methods import FedAlt, FedGH, FedPAC, FedProto, Local
 from fedtailor.methods._shared.class_statistics import merge_rows
 from fedtailor.methods._shared.quadratic_program import solve_simplex_qp
-from support.problem import Weights, make_problem
+from support.problem import HEAD, Weights, features, head_outputs, make_normalized_net, make_problem, select_names
 
 SCHEDULE = [[0, 1, 2, 3], [4, 0, 2], [1, 2, 3, 4]]  # client 4 takes part late; no client takes part in all rounds
 SGD: dict[str, Any] = {"momentum": 0.5, "weight_decay": 0.01, "epochs": 2}
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0}
 PROBLEM = make_problem()
 CLASSES, WIDTH = 3, 4
-HEAD = ("head.weight", "head.bias")
 Means = dict[int, Tensor]  # class -> mean feature
 
 
-# helpers of the literal versions: SGD, features, class means
+# helpers of the literal versions: features and class means
 
 
-def compute_features(weights: Weights, x: Tensor) -> Tensor:
-    hidden = torch.tanh(F.linear(x, weights["fc1.weight"], weights["fc1.bias"]))
-    return torch.tanh(F.linear(hidden, weights["fc2.weight"], weights["fc2.bias"]))
-
-
-def compute_logits(weights: Weights, x: Tensor) -> Tensor:
-    return F.linear(compute_features(weights, x), *(weights[name] for name in HEAD))
-
-
-def sgd_on(
-    weights: Weights,
-    names: Sequence[str],
-    loss: Callable[[Weights, Tensor], Tensor],
-    round: int,
-    client: int,
-    lr: float,
-    epochs: int,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-) -> Weights:
-    """Run SGD on the weights with the given names; the others are fixed."""
-    weights = dict(weights)
-    velocity: Weights = {}
-    for number in range(epochs):
-        for batch in PROBLEM.batches(round, client, number):
-            live = {n: w.detach().clone().requires_grad_(n in names) for n, w in weights.items()}
-            grads = torch.autograd.grad(loss(live, batch), [live[n] for n in names], materialize_grads=True)
-            for name, grad in zip(names, grads, strict=True):
-                step = grad + weight_decay * weights[name]
-                velocity[name] = momentum * velocity[name] + step if name in velocity else step
-                weights[name] = weights[name] - lr * velocity[name]
-    return weights
+def logits(weights: Weights, x: Tensor) -> Tensor:
+    return head_outputs(weights, features(weights, x))
 
 
 def class_means(weights: Weights, client: int) -> tuple[Means, dict[int, int]]:
     """Return the mean feature and the number of samples of each class that a client has."""
     members: dict[int, list[Tensor]] = {}
     for sample in PROBLEM.all_samples(client):
-        members.setdefault(int(PROBLEM.fed.y[sample]), []).append(compute_features(weights, PROBLEM.fed.x[sample]))
+        members.setdefault(int(PROBLEM.fed.y[sample]), []).append(features(weights, PROBLEM.fed.x[sample]))
     return {k: sum(own) / len(own) for k, own in members.items()}, {k: len(own) for k, own in members.items()}  # type: ignore[misc]
 
 
@@ -80,7 +49,7 @@ def alignment(weights: Weights, batch: Tensor, centers: Means) -> Tensor:
     for sample in batch:
         label = int(PROBLEM.fed.y[sample])
         if label in centers:
-            total = total + (compute_features(weights, PROBLEM.fed.x[sample]) - centers[label]).square().sum()
+            total = total + (features(weights, PROBLEM.fed.x[sample]) - centers[label]).square().sum()
     return total / (len(batch) * WIDTH)
 
 
@@ -108,6 +77,11 @@ def equal_rows(found: Rows, expected: Means) -> bool:
     return all(float((found.values[k] - mean).abs().max()) < 1e-10 for k, mean in expected.items())
 
 
+def models(run: ft.Run, moment: str = "trained") -> list[Weights]:
+    """Return the networks of the personal models, without prototypes."""
+    return [select_names(run.personal(client, moment), PROBLEM.start) for client in range(run.num_clients)]
+
+
 @cache
 def run_cached(method: ft.Method, rounds: int = len(SCHEDULE)) -> ft.Run:
     """Return a cached run of the library."""
@@ -117,15 +91,6 @@ def run_cached(method: ft.Method, rounds: int = len(SCHEDULE)) -> ft.Run:
 def personal_logits(method: ft.Method, run: ft.Run, client: int, x: Tensor, moment: str = "received") -> Tensor:
     """Return the logits of the personal model of a client."""
     return method.logits(ft.wrap(PROBLEM.net), unflatten(run.personal(client, moment)), x)
-
-
-def models(run: ft.Run, moment: str = "trained") -> list[Weights]:
-    names = [name for name, _ in PROBLEM.net.named_parameters()]
-    return [{n: run.personal(client, moment)[n] for n in names} for client in range(run.num_clients)]
-
-
-def models_equal(a: ft.Run, b: ft.Run, moment: str = "trained", tolerance: float = 0.0) -> bool:
-    return all(same(x, y, tolerance) for x, y in zip(models(a, moment), models(b, moment), strict=True))
 
 
 # FedProto
@@ -151,7 +116,7 @@ def literal_fedproto(lam: float, uniform: bool, lr: float, **sgd: Any) -> Litera
             def loss(weights: Weights, batch: Tensor) -> Tensor:
                 return PROBLEM.loss(weights, batch) + lam * alignment(weights, batch, now.before)
 
-            now.own[i] = sgd_on(now.own[i], list(PROBLEM.start), loss, t, i, lr, **sgd)
+            now.own[i] = PROBLEM.sgd(now.own[i], t, i, loss=loss, lr=lr, **sgd)
             mean, count = class_means(now.own[i], i)
             means.append(mean)
             counts.append({k: 1 if uniform else n for k, n in count.items()})
@@ -166,6 +131,9 @@ def test_fedproto_equals_literal_version(weights: Any) -> None:
     assert equal_rows(run.server["prototypes"], reference.centers)
     for i in range(5):
         assert equal(run.client(i)["params"], reference.own[i])
+    values = WIDTH + (weights == "size")  # counts are sent only if they are used
+    for client, sent in run.records[0]["per_client"]["bytes_up"].items():
+        assert sent == 8 * values * len(class_means(PROBLEM.start, client)[0])
 
 
 @pytest.mark.parametrize(("moment", "which"), [("received", "centers"), ("trained", "before")])
@@ -178,7 +146,7 @@ def test_fedproto_predicts_nearest_prototype_of_client_classes(moment: str, whic
         classes = sorted({int(k) for k in PROBLEM.fed.y[PROBLEM.all_samples(i)]})
         lacking += len(classes) < CLASSES
         found = personal_logits(method, run, i, x, moment)
-        for row, z in zip(found, compute_features(reference.own[i], x), strict=True):
+        for row, z in zip(found, features(reference.own[i], x), strict=True):
             distances = {k: float((z - centers[k]).square().sum()) for k in classes}
             assert int(row.argmax()) == min(classes, key=lambda k: distances[k])
             assert all(abs(float(row[k]) + distances[k]) < 1e-9 for k in classes)
@@ -193,16 +161,17 @@ def test_fedproto_predicts_with_head_until_prototypes_are_complete() -> None:
     run = PROBLEM.run(method, [[3]])  # client 3 has one sample, so one class
     own = {i: {int(k) for k in PROBLEM.fed.y[PROBLEM.all_samples(i)]} for i in range(5)}
     assert len(own[3]) == 1 and not own[0] <= own[3]
-    assert torch.equal(personal_logits(method, run, 0, x, "trained"), compute_logits(PROBLEM.start, x))
-    assert torch.equal(personal_logits(method, run, 0, x, "received"), compute_logits(PROBLEM.start, x))
-    assert torch.equal(personal_logits(method, run, 3, x, "trained"), compute_logits(run.client(3)["params"], x))
+    assert torch.equal(personal_logits(method, run, 0, x, "trained"), logits(PROBLEM.start, x))
+    assert torch.equal(personal_logits(method, run, 0, x, "received"), logits(PROBLEM.start, x))
+    assert torch.equal(personal_logits(method, run, 3, x, "trained"), logits(run.client(3)["params"], x))
     assert set(personal_logits(method, run, 3, x, "received").argmax(1).tolist()) == own[3]
 
 
 def test_fedproto_without_alignment_equals_local_training() -> None:
     plain = {"lr": 0.1, **SGD}
     run, local = run_cached(FedProto(lam=0.0, **plain)), run_cached(Local(**plain))
-    assert models_equal(run, local, tolerance=1e-12) and models_equal(run, local, "received", 1e-12)
+    assert all_same(models(run), models(local), 1e-12)
+    assert all_same(models(run, "received"), models(local, "received"), 1e-12)
     by_head = run_cached(FedProto(lam=0.0, answer="head", **plain))
     assert by_head.records[-1]["loss_received"] == pytest.approx(local.records[-1]["loss_received"], rel=1e-10)
     assert run.records[-1]["loss_received"] != pytest.approx(local.records[-1]["loss_received"], rel=1e-3)
@@ -210,7 +179,7 @@ def test_fedproto_without_alignment_equals_local_training() -> None:
 
 def test_fedproto_equals_local_training_in_round_1_and_aligns_features_later() -> None:
     local = run_cached(Local(lr=0.1), 1)
-    assert models_equal(run_cached(FedProto(lr=0.1), 1), local, tolerance=1e-12)
+    assert all_same(models(run_cached(FedProto(lr=0.1), 1)), models(local), 1e-12)
     spread = []
     for lam in (0.0, 1.0, 10.0):
         run = PROBLEM.run(FedProto(lr=0.1, lam=lam), [[0, 1, 2]] * 3)
@@ -220,26 +189,9 @@ def test_fedproto_equals_local_training_in_round_1_and_aligns_features_later() -
     assert spread[0] > spread[1] > spread[2] > 0
 
 
-def test_fedproto_differs_from_local_training_and_fedavg() -> None:
-    runs = [run_cached(method) for method in (FedProto(lr=0.1), Local(lr=0.1), FedAvg(lr=0.1))]
-    assert not any(
-        models_equal(runs[0], other, moment, 1e-4) for other in runs[1:] for moment in ("received", "trained")
-    )
-
-
 def test_prototypes_ignore_padding() -> None:
     """With batch normalization, a batch that is larger than the client's data is padded."""
-
-    class NormalizedNet(TinyNet):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm1d(5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(torch.tanh(self.norm(self.fc(x))))  # type: ignore[no-any-return]
-
-    torch.manual_seed(0)
-    net, fed = NormalizedNet().double(), tiny_federation((5, 3))
+    net, fed = make_normalized_net(), tiny_federation((5, 3))
     run = ft.simulate(FedProto(lr=0.05), net, fed, rounds=1, batch_size=4, dtype=torch.float64, engine="sequential")
     params, model = [run.client(i)["params"] for i in range(2)], ft.wrap(net).eval_mode
     total, counts = torch.zeros(3, 5, dtype=torch.float64), torch.zeros(3)
@@ -277,7 +229,7 @@ def test_fedgh_equals_literal_version(epochs: int, batch: int) -> None:
     head = {n: PROBLEM.start[n] for n in HEAD}
     for t, clients in enumerate(SCHEDULE, start=1):
         for i in clients:
-            own[i] = sgd_on({**own[i], **head}, list(PROBLEM.start), PROBLEM.loss, t, i, lr=0.1, **SGD)
+            own[i] = PROBLEM.sgd({**own[i], **head}, t, i, lr=0.1, **SGD)
         head = train_head(head, [class_means(own[i], i)[0] for i in clients], 0.2, epochs, batch)
     assert equal(run.server["params"], head)
     for i in range(5):
@@ -307,7 +259,7 @@ def test_fedgh_server_ignores_absent_classes() -> None:
     fed = ft.Federation.from_arrays([(x, y, x, y)], classes=CLASSES)
     method = FedGH(lr=0.1, server_lr=0.1, server_batch=100)
     run = ft.simulate(method, PROBLEM.net, fed, rounds=1, dtype=torch.float64)
-    z, labels = compute_features(run.client(0)["params"], fed.x[fed.train[0]]), fed.y[fed.train[0]]
+    z, labels = features(run.client(0)["params"], fed.x[fed.train[0]]), fed.y[fed.train[0]]
     start = {n: PROBLEM.start[n] for n in HEAD}
     assert equal(run.server["params"], train_head(start, [{k: z[labels == k].mean(0) for k in (0, 1)}], 0.1, 1, 100))
     assert float(run.server["params"]["head.bias"][2]) < float(start["head.bias"][2])
@@ -315,23 +267,12 @@ def test_fedgh_server_ignores_absent_classes() -> None:
 
 def test_fedgh_equals_local_training_in_round_1_and_keeps_bodies_personal() -> None:
     first, local = run_cached(FedGH(lr=0.1), 1), run_cached(Local(lr=0.1), 1)
-    assert models_equal(first, local)
-    run, later = run_cached(FedGH(lr=0.1)), run_cached(Local(lr=0.1))
-    avg = run_cached(FedAvg(lr=0.1))
-    assert not any(
-        models_equal(run, other, moment, 1e-4) for other in (later, avg) for moment in ("received", "trained")
-    )
+    assert all_same(models(first), models(local))
+    run = run_cached(FedGH(lr=0.1))
     heads = [{n: model[n] for n in HEAD} for model in models(run, "received")]
     bodies = [model["fc1.weight"] for model in models(run, "received")]
     assert all(same(heads[0], head) for head in heads)  # the received head is the same for all clients
     assert not torch.allclose(bodies[0], bodies[1], atol=1e-3)  # bodies are personal
-
-
-def test_fedgh_server_head_is_not_client_head() -> None:
-    """In public code, the server head is the same object as the first client's head. Here it stays at its start."""
-    run = PROBLEM.run(FedGH(lr=0.1, server_lr=0.0), [[0, 1], [1, 0]])
-    assert equal(run.server["params"], {n: PROBLEM.start[n] for n in HEAD}, 1e-15)
-    assert not torch.allclose(run.personal(0, "trained")["head.weight"], PROBLEM.start["head.weight"], atol=1e-3)
 
 
 # FedPAC: the optimal combination of heads
@@ -370,7 +311,7 @@ def matrices(H: Tensor, V: Tensor) -> list[Tensor]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("variance", [1.0, 0.01, 0.0])
 def test_simplex_qp_equals_enumeration_of_supports(seed: int, variance: float) -> None:
     torch.manual_seed(seed)
@@ -412,10 +353,10 @@ def test_simplex_qp_of_singular_matrix_is_nan() -> None:
     costs = torch.stack([torch.zeros(2, 2), torch.full((2, 2), torch.nan), torch.eye(2)]).double()
     found = solve_simplex_qp(costs)
     assert bool(found[:2].isnan().all()) and found[2].tolist() == [0.5, 0.5]
-    outliers = torch.randn(400, 1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    outliers = torch.randn(100, 1, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     outliers[:2] = 1000.0
-    weights = FedPAC()._weights(outliers, torch.zeros(400, dtype=torch.float64))
-    assert bool(weights.isfinite().all()) and torch.allclose(weights.sum(1), torch.ones(400, dtype=torch.float64))
+    weights = FedPAC()._weights(outliers, torch.zeros(100, dtype=torch.float64))
+    assert bool(weights.isfinite().all()) and torch.allclose(weights.sum(1), torch.ones(100, dtype=torch.float64))
 
 
 def test_fedpac_weights_for_degenerate_statistics() -> None:
@@ -448,7 +389,7 @@ def statistics(weights: Weights, client: int) -> tuple[Tensor, Tensor]:
     own, n = PROBLEM.all_samples(client), len(PROBLEM.all_samples(client))
     H, V = torch.zeros(CLASSES, WIDTH, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     for k in range(CLASSES):
-        z = compute_features(weights, PROBLEM.fed.x[own[PROBLEM.fed.y[own] == k]])
+        z = features(weights, PROBLEM.fed.x[own[PROBLEM.fed.y[own] == k]])
         if len(z):
             p, mu = len(z) / n, z.mean(0)
             H[k] = p * mu
@@ -470,12 +411,12 @@ def literal_fedpac(
             H.append(spread)
             V.append(error)
             centers = {} if t == 1 else {**class_means(weights, i)[0], **now.centers}
-            weights = sgd_on(weights, HEAD, PROBLEM.loss, t, i, head_lr, head_epochs, **sgd)  # (ii)
+            weights = PROBLEM.sgd(weights, t, i, names=HEAD, lr=head_lr, epochs=head_epochs, **sgd)  # (ii)
 
             def loss(weights: Weights, batch: Tensor, centers: Means = centers) -> Tensor:
                 return PROBLEM.loss(weights, batch) + lam * alignment(weights, batch, centers)
 
-            weights = sgd_on(weights, list(body), loss, t, i, lr, epochs, **sgd)  # (iii)
+            weights = PROBLEM.sgd(weights, t, i, names=body, loss=loss, lr=lr, epochs=epochs, **sgd)  # (iii)
             mean, count = class_means(weights, i)  # (iv)
             means.append(mean)
             counts.append({k: float(n) for k, n in count.items()})
@@ -518,33 +459,13 @@ def test_fedpac_without_alignment_and_combination_equals_fedalt() -> None:
     bare: dict[str, Any] = {"lr": 0.1, "epochs": 2, "momentum": 0.5, "weight_decay": 0.01}
     run = run_cached(FedPAC(lam=0.0, mix=False, head_lr=0.1, head_epochs=2, **bare))
     alt = run_cached(FedAlt(**bare))
-    assert models_equal(run, alt, "received", 1e-12) and models_equal(run, alt, "trained", 1e-12)
+    assert all_same(models(run), models(alt), 1e-12)
+    assert all_same(models(run, "received"), models(alt, "received"), 1e-12)
 
 
 def test_fedpac_with_single_participant_keeps_head() -> None:
     run, other = (PROBLEM.run(FedPAC(lr=0.1, mix=mix), [[2], [2], [0]]) for mix in (True, False))
-    assert models_equal(run, other, "received", 1e-12)
-
-
-@pytest.mark.parametrize(
-    "off", [{"lam": 0.0}, {"mix": False}, {"head_epochs": 0}, {"head_lr": 0.02}, {"smallest": 0.4}], ids=str
-)
-def test_each_field_of_fedpac_has_effect(off: dict[str, Any]) -> None:
-    default, changed = (run_cached(FedPAC(**{"lr": 0.1, **f})) for f in ({}, off))
-    assert not models_equal(default, changed, "received", 1e-4)
-
-
-def test_fedpac_differs_from_local_training_and_fedavg() -> None:
-    run, local, avg = (run_cached(m) for m in (FedPAC(lr=0.1), Local(lr=0.1), FedAvg(lr=0.1)))
-    assert not any(
-        models_equal(run, other, moment, 1e-4) for other in (local, avg) for moment in ("received", "trained")
-    )
-
-
-def test_fedpac_with_one_epoch_trains_body() -> None:
-    """In public code, the epoch of the head counts toward E, so with E = 1 the body never changes."""
-    run = run_cached(FedPAC(lr=0.1, epochs=1), 1)
-    assert not torch.allclose(run.server["params"]["fc1.weight"], PROBLEM.start["fc1.weight"], atol=1e-4)
+    assert all_same(models(run, "received"), models(other, "received"), 1e-12)
 
 
 def test_fedpac_weights_sum_to_one_if_all_are_small() -> None:
@@ -564,7 +485,7 @@ def test_fedpac_combines_heads_of_similar_clients_only() -> None:
     assert float(weights[2, 2]) > 0.95
 
 
-# all three methods
+# merging prototypes
 
 
 def test_merge_rows_keeps_rows_without_owners_and_weights_owners_only() -> None:
@@ -575,46 +496,3 @@ def test_merge_rows_keeps_rows_without_owners_and_weights_owners_only() -> None:
     )
     merged = merge_rows(old, new, torch.tensor([[7.0, 2.0, 7.0], [7.0, 1.0, 3.0]]))
     assert merged.values.flatten().tolist() == [9.0, 3.0, 4.0] and merged.present.tolist() == [True] * 3
-
-
-def test_payload_sizes_are_as_documented() -> None:
-    """Values have 4 bytes. Absent prototypes are not sent, and there are none before round 1."""
-    fed, net = tiny_federation((9, 4, 7, 1, 6)), PROBLEM.net
-    owned = [len({int(k) for k in fed.y[fed.train[i]]}) for i in range(5)]
-    assert min(owned) < CLASSES == max(owned)
-    head, table = CLASSES * WIDTH + CLASSES, CLASSES * WIDTH
-    whole = sum(p.numel() for p in net.parameters())
-    expected: list[tuple[ft.Method, int, int, Callable[[int], int]]] = [
-        (FedProto(), 0, table, lambda c: c * WIDTH + c),
-        (FedProto(weights="uniform"), 0, table, lambda c: c * WIDTH),
-        (FedGH(), head, head, lambda c: c * WIDTH),
-        (FedPAC(), whole, whole + table, lambda c: whole + c * WIDTH + table + CLASSES + 1),
-    ]
-    for method, first, later, up in expected:
-        run = ft.simulate(method, net, fed, rounds=2, dtype=torch.float32, engine="sequential")
-        for record, down in zip(run.records, (first, later), strict=True):
-            found = record["per_client"]
-            assert [found["bytes_down"][i] for i in range(5)] == [4 * down] * 5
-            assert [found["bytes_up"][i] for i in range(5)] == [4 * up(c) for c in owned]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: FedProto(lam=-1), "lam must be at least 0"),
-        (lambda: FedProto(answer="both"), "answer must be 'prototypes' or 'head'"),  # type: ignore[arg-type]
-        (lambda: FedGH(server_lr=-0.1), "server_lr must be at least 0"),
-        (lambda: FedGH(server_batch=0), "server_batch must be at least 1"),
-        (lambda: FedPAC(head_lr=0.0), "head_lr must be above 0"),
-        (lambda: FedPAC(smallest=1.5), "smallest must be at least 0 and at most 1"),
-    ],
-)
-def test_invalid_fields_raise(make: Callable[[], ft.Method], message: str) -> None:
-    assert message in error_message(make)
-
-
-@pytest.mark.parametrize("method", [FedProto(), FedGH(), FedPAC()], ids=lambda m: type(m).__name__)
-def test_model_without_classifier_raises(method: ft.Method) -> None:
-    fed = tiny_federation()
-    net = ft.wrap(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 1)).double(), head="1", loss="regression")
-    assert "classification" in error_message(lambda: ft.simulate(method, net, fed, rounds=1, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Self-FL: literal version, identities of the paper, errors, edge cases, and payload sizes."""
+"""Self-FL: literal version, identities of the paper, and edge cases."""
 
 import math
 from collections.abc import Sequence
@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
-from conftest import apply_mapped, error_message, same, tiny_federation
-from fedtailor.core.trees import Tree, flatten
-from fedtailor.methods import FedAvg, SelfFL
+from conftest import same
+from fedtailor.core.trees import Tree
+from fedtailor.methods import SelfFL
 from fedtailor.methods.selffl import client_weight, leave_one_out_start, steps_needed, update_variance
-from fedtailor.training.config import TrainingConfig
-from fedtailor.training.simulated_server import SimulatedServer
 from support.literal_selffl import Known, LiteralSelfFL, squared_norm, two_pass_variance, weighted_mean
-from support.problem import FULL, PARTIAL, Problem, ThreeLayers, Weights, make_problem
+from support.problem import FULL, PARTIAL, Problem, Weights, assert_finite, make_identical_clients, make_problem
 
 EXACT = 1e-10
-SCHEDULES = {"full": (FULL * 2)[:8], "partial": (PARTIAL * 2)[:12]}
+PROBLEM = make_problem()
+SCHEDULES = {"full": FULL, "partial": (PARTIAL * 2)[:12]}
 BOTH_SCHEDULES = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 FIELDS: dict[str, Any] = {"lr": 0.1, "warmup": 1}  # clients adapt in both schedules
 CLUSTERS = (0, 0, 1, 1, 2)
@@ -116,28 +115,18 @@ def check(run: ft.Run, expected: LiteralSelfFL) -> None:
     check_records(run, expected)
 
 
-def check_finite(run: ft.Run) -> None:
-    states = {str(m): run.client(m) | {"personal": run.personal(m, "received")} for m in range(run.num_clients)}
-    for name, leaf in flatten({"server": run.server, "clients": states}).items():
-        assert bool(torch.isfinite(leaf.double()).all()), name
-    for record in run.records:
-        own = list(record["per_client"]["steps"].values())
-        metrics = record["method_metrics"]
-        assert np.isfinite([*own, metrics["between"], *metrics["variances"], *metrics["gains"]]).all()
-
-
 # comparison with the literal version
 
 
 @cache
 def literal(case: str, schedule: str) -> LiteralSelfFL:
-    return LiteralSelfFL(make_problem(), **FIELDS | CASES[case]).run(SCHEDULES[schedule])
+    return LiteralSelfFL(PROBLEM, **FIELDS | CASES[case]).run(SCHEDULES[schedule])
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("case", CASES)
 def test_selffl_equals_literal_version(case: str, schedule: str) -> None:
-    check(make_problem().run(SelfFL(**FIELDS | CASES[case]), SCHEDULES[schedule]), literal(case, schedule))
+    check(PROBLEM.run(SelfFL(**FIELDS | CASES[case]), SCHEDULES[schedule]), literal(case, schedule))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -150,28 +139,11 @@ def test_literal_version_adapts_steps(case: str, schedule: str) -> None:
     assert {ell for steps in adapted for ell in steps} - {1, expected.max_steps}
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_each_case_gives_different_result(schedule: str) -> None:
-    """Literal models differ between any two cases; smoothing has an effect only under partial participation."""
-    cases = [case for case in CASES if case != "no_smoothing" or schedule == "partial"]
-    for case, other in combinations(cases, 2):
-        pairs = zip(literal(case, schedule).clients, literal(other, schedule).clients, strict=True)
+def test_each_case_gives_different_result() -> None:
+    """Literal models differ between any two cases; otherwise, the test above would not test all fields."""
+    for case, other in combinations(CASES, 2):
+        pairs = zip(literal(case, "partial").clients, literal(other, "partial").clients, strict=True)
         assert max(squared_norm(a.theta, b.theta) for a, b in pairs) > 1e-6, (case, other)
-
-
-@pytest.mark.parametrize("case", ["no_warmup", "augmented", "clusters"])
-def test_vmap_over_clients_equals_sequential(case: str) -> None:
-    """This includes rounds in which clients have different numbers of steps."""
-    problem, method = make_problem(), SelfFL(**FIELDS | CASES[case])
-    settings = TrainingConfig(batch_size=3, engine="sequential", device="cpu", dtype="float64")
-    simulated = SimulatedServer.build(settings, method, ft.wrap(problem.net), problem.fed, FULL)
-    for number, clients in enumerate(FULL[:5], start=1):
-        states, sent = simulated.states.get(clients, simulated.device), method.send(simulated.state, clients, number)
-        sequential = simulated.engine.apply(simulated._train, number, clients, states, sent)
-        mapped = apply_mapped(simulated.shared, simulated.train, simulated._train, number, clients, states, sent)
-        assert same(sequential, mapped, 1e-9)
-        simulated.train_round(number, clients)
-    assert len({int(simulated.states.get_one(m)["steps"]) for m in range(5)}) > 1
 
 
 # identities
@@ -260,9 +232,8 @@ OFF = {"adjust_start": False, "adjust_steps": False, "adjust_weights": False, "s
 def test_selffl_in_warmup_or_without_adjustments_equals_fedavg(
     fields: dict[str, Any], schedule: list[list[int]]
 ) -> None:
-    problem = make_problem()
-    run = problem.run(SelfFL(lr=0.1, default_steps=5, **fields), schedule)
-    assert same(run.server["params"], literal_fedavg(problem, schedule, 0.1, 5), EXACT)
+    run = PROBLEM.run(SelfFL(lr=0.1, default_steps=5, **fields), schedule)
+    assert same(run.server["params"], literal_fedavg(PROBLEM, schedule, 0.1, 5), EXACT)
     counted = fields["warmup"] == 0
     assert all((int(run.client(m)["count"]) > 0) == counted for m in range(5))
     assert (float(run.server["variances"].max()) > 0) == counted
@@ -274,7 +245,7 @@ def test_selffl_in_warmup_or_without_adjustments_equals_fedavg(
 RATE = torch.tensor(1e-4, dtype=torch.float64)  # η
 HOMOGENEOUS, HETEROGENEOUS = (0.001, 20), (1.0, 200)  # σ_0² and the maximum number of samples per client
 SETTINGS = pytest.mark.parametrize("setting", [HOMOGENEOUS, HETEROGENEOUS], ids=["homogeneous", "heterogeneous"])
-SEEDS = pytest.mark.parametrize("seed", range(5))
+SEEDS = pytest.mark.parametrize("seed", range(3))
 
 
 class Gaussian:
@@ -400,31 +371,6 @@ def test_client_weight_is_inverse_of_bounded_sum() -> None:
     assert torch.allclose(client_weight(between, own), torch.tensor([0.5, 4.0, 1e12], dtype=torch.float64), rtol=1e-15)
 
 
-# errors
-
-
-@pytest.mark.parametrize(
-    ("fields", "word"),
-    [
-        ({"max_steps": 0}, "max_steps"),
-        ({"default_steps": 0}, "default_steps"),
-        ({"warmup": -1}, "warmup"),
-        ({"forgetting": 1.0}, "forgetting"),
-        ({"forgetting": -0.1}, "forgetting"),
-        ({"likelihood": "total"}, "likelihood"),
-        ({"minimum_steps": 0}, "minimum_steps"),
-        ({"clusters": (0, 0, 1)}, "cluster"),
-        ({"clusters": (0, 0, 1, 1, 2, 2)}, "cluster"),
-        ({"clusters": (0, 0, 1, 1, -1)}, "cluster"),
-        ({"clusters": (0, 0, 2, 2, 2)}, "cluster"),
-        ({"clusters": (1, 1, 1, 1, 1)}, "cluster"),
-    ],
-)
-def test_invalid_fields_raise(fields: dict[str, Any], word: str) -> None:
-    problem = make_problem()
-    assert word in error_message(lambda: problem.run(SelfFL(lr=0.1, **fields), [[0]]))
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -436,7 +382,7 @@ def test_invalid_fields_raise(fields: dict[str, Any], word: str) -> None:
     ],
 )
 def test_smallest_valid_fields_are_accepted(fields: dict[str, Any]) -> None:
-    check_finite(make_problem().run(SelfFL(**FIELDS | fields), FULL))
+    assert_finite(PROBLEM.run(SelfFL(**FIELDS | fields), FULL))
 
 
 # edge cases
@@ -446,7 +392,7 @@ def test_single_client_takes_max_steps() -> None:
     """Without other clients, Eq. 8 gives the maximum number of steps."""
     run, expected = both(make_problem((7,)), [[0]] * 6, warmup=1)
     check(run, expected)
-    check_finite(run)
+    assert_finite(run)
     assert [record["per_client"]["steps"][0] for record in run.records] == [20, 20, 20, 40, 40, 40]
     assert same(run.server["params"], run.client(0)["params"], 1e-12)
 
@@ -454,56 +400,35 @@ def test_single_client_takes_max_steps() -> None:
 @pytest.mark.parametrize("fields", [{}, {"warmup": 0}, {"augmented": True, "minimum_steps": 5}, {"clusters": CLUSTERS}])
 def test_one_participant_per_round_keeps_between_variance_zero(fields: dict[str, Any]) -> None:
     """σ_0² stays 0, because it requires two participants."""
-    run, expected = both(make_problem(), [[0], [1], [2], [3], [4]] * 4, **fields)
+    run, expected = both(PROBLEM, [[0], [1], [2], [3], [4]] * 4, **fields)
     check(run, expected)
-    check_finite(run)
+    assert_finite(run)
     assert float(run.server["between"]) == 0
 
 
 @pytest.mark.parametrize("case", ["defaults", "clusters", "clusters_no_weights", "augmented"])
 def test_client_without_participation_keeps_initial_state(case: str) -> None:
-    problem = make_problem()
-    run, expected = both(problem, [[0, 1, 2], [1, 3], [0, 2, 3], [0, 1]] * 3, **CASES[case])
+    run, expected = both(PROBLEM, [[0, 1, 2], [1, 3], [0, 2, 3], [0, 1]] * 3, **CASES[case])
     check(run, expected)
-    check_finite(run)
+    assert_finite(run)
     assert (
         run.records[-1]["method_metrics"]["variances"][4] == -1 and run.records[-1]["method_metrics"]["gains"][4] == 1
     )
-    assert same(run.personal(4), problem.start)
+    assert same(run.personal(4), PROBLEM.start)
 
 
 @pytest.mark.parametrize("fields", [{}, {"augmented": True, "minimum_steps": 5}, {"clusters": (0, 1, 1)}])
 def test_identical_clients_have_equal_models(fields: dict[str, Any]) -> None:
     """With the same data and full batches, all uploads of a round are equal."""
-    single = tiny_federation((5,))
-    own = single.x[single.train[0]].numpy(), single.y[single.train[0]].numpy()
-    fed = ft.Federation.from_arrays([own * 2] * 3, classes=3)
-    torch.manual_seed(0)
-    run, expected = both(Problem(fed, ThreeLayers().double(), batch_size=5), [[0, 1, 2]] * 6, **fields)
+    run, expected = both(make_identical_clients(3, 5), [[0, 1, 2]] * 6, **fields)
     check(run, expected)
-    check_finite(run)
+    assert_finite(run)
     assert float(run.server["between"]) < 1e-20
     assert same(run.personal(0), run.personal(2), 1e-12)
 
 
-@pytest.mark.parametrize("lr", [1e-3, 1e-8, 1e-30])
+@pytest.mark.parametrize("lr", [1e-8, 1e-30])
 @pytest.mark.parametrize("case", ["no_warmup", "mean", "augmented", "clusters"])
-@pytest.mark.parametrize("schedule", [FULL, PARTIAL], ids=SCHEDULES)
-def test_tiny_learning_rates_give_finite_results(case: str, lr: float, schedule: list[list[int]]) -> None:
+def test_tiny_learning_rates_give_finite_results(case: str, lr: float) -> None:
     """Variances are small or zero."""
-    check_finite(make_problem().run(SelfFL(**FIELDS | CASES[case] | {"lr": lr, "default_steps": 3}), schedule))
-
-
-# payload sizes
-
-
-@pytest.mark.parametrize("schedule", [FULL, PARTIAL], ids=SCHEDULES)
-@pytest.mark.parametrize(("case", "models"), [("defaults", 1), ("fixed_steps", 1), ("clusters", 1), ("augmented", 2)])
-def test_payloads_have_three_scalars_more_than_fedavg(case: str, models: int, schedule: list[list[int]]) -> None:
-    """In each round, two scalars are downloaded and one is uploaded, 8 bytes each; Algorithm 2 uploads two models."""
-    problem = make_problem()
-    run = problem.run(SelfFL(**FIELDS | CASES[case] | {"default_steps": 2}), schedule)
-    plain = problem.run(FedAvg(epochs=1), schedule)
-    for own, avg in zip(run.records, plain.records, strict=True):
-        assert own["bytes_down"] == avg["bytes_down"] + 2 * 8 * len(avg["clients"])
-        assert own["bytes_up"] == models * avg["bytes_up"] + 8 * len(avg["clients"])
+    assert_finite(PROBLEM.run(SelfFL(**FIELDS | CASES[case] | {"lr": lr, "default_steps": 3}), PARTIAL))

@@ -1,7 +1,9 @@
-"""FedRep, FedBABU, LG-FedAvg, FedBN, FedAS, and FedCAC: literal versions, limiting cases, and edge cases."""
+"""Split models: FedPer, FedRep, FedBABU, LG-FedAvg, FedBN, FedAS, and FedCAC.
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+FedAlt, FedSim, and FedAPM are in test_fedapm.py, LAG and FedLAG in test_lag.py.
+"""
+
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -11,48 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import all_same, error_message, same, tiny_federation
+from conftest import all_same, models, same, tiny_federation
 from fedtailor.core.trees import stack
 from fedtailor.methods import FedAlt, FedAS, FedAvg, FedBABU, FedBN, FedCAC, FedPer, FedRep, FedSim, LGFedAvg, Local
 from fedtailor.methods.fedcac import overlaps
-from support.problem import Problem, Weights, average, make_problem
+from support.problem import BODY, HEAD, Problem, Weights, average, features, make_problem, select_names
 
-EXACT = 1e-10
 SCHEDULE = [[0, 1, 2, 3, 4], [1, 3, 4], [0, 3]]  # all clients, then some, then one that was absent
 FULL = [[0, 1, 2, 3, 4]] * 3
-HEAD, BODY = ("head.weight", "head.bias"), ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
-
-
-def models(run: ft.Run, moment: str = "received") -> list[dict[str, Any]]:
-    return [run.personal(client, moment) for client in range(run.num_clients)]
 
 
 # 1. literal versions
-
-
-def select_names(weights: Weights, names: Iterable[str]) -> Weights:
-    return {name: weights[name] for name in names}
-
-
-@dataclass(frozen=True)
-class LiteralSGD:
-    """Plain SGD on some of the weights; momentum and weight decay do not change the others."""
-
-    problem: Problem
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    def __call__(self, weights: Weights, names: Sequence[str], t: int, client: int, epochs: int) -> Weights:
-        weights, velocity = dict(weights), {name: torch.zeros_like(weights[name]) for name in names}
-        for e in range(epochs):
-            for batch in self.problem.batches(t, client, e):
-                gradient = self.problem.gradient(weights, batch)
-                for name in names:
-                    step = gradient[name] + self.weight_decay * weights[name]
-                    velocity[name] = self.momentum * velocity[name] + step
-                    weights[name] = weights[name] - self.lr * velocity[name]
-        return weights
 
 
 SGD = pytest.mark.parametrize(
@@ -60,57 +31,71 @@ SGD = pytest.mark.parametrize(
 )
 
 
+def test_fedper_equals_literal_version() -> None:
+    """Bodies are averaged by size; heads are personal."""
+    problem = make_problem()
+    run = problem.run(FedPer(), SCHEDULE)
+    body, own = select_names(problem.start, BODY), [problem.start] * 5
+    for t, clients in enumerate(SCHEDULE, start=1):
+        for i in clients:
+            own[i] = problem.sgd({**own[i], **body}, t, i)
+        body = average([select_names(own[i], BODY) for i in clients], [problem.sizes[i] for i in clients])
+    assert same(run.server["params"], body, 1e-10)
+    assert all_same(models(run, "received"), [{**model, **body} for model in own], 1e-10)
+    assert all_same(models(run), own, 1e-10)
+
+
 @SGD
 def test_fedrep_equals_literal_version(sgd: dict[str, Any]) -> None:
     """Clients train first the head with the received body, then the body with the new head."""
     problem = make_problem()
-    run, sgd_on = problem.run(FedRep(head_epochs=3, epochs=2, **sgd), SCHEDULE), LiteralSGD(problem, **sgd)
+    run = problem.run(FedRep(head_epochs=3, epochs=2, **sgd), SCHEDULE)
     body = select_names(problem.start, BODY)
     heads = [select_names(problem.start, HEAD)] * 5
     trained = [problem.start] * 5
     for t, clients in enumerate(SCHEDULE, start=1):
         for i in clients:
-            with_new_head = sgd_on({**body, **heads[i]}, HEAD, t, i, epochs=3)
-            trained[i] = sgd_on(with_new_head, BODY, t, i, epochs=2)
+            with_new_head = problem.sgd({**body, **heads[i]}, t, i, names=HEAD, epochs=3, **sgd)
+            trained[i] = problem.sgd(with_new_head, t, i, names=BODY, epochs=2, **sgd)
             heads[i] = select_names(trained[i], HEAD)
         body = average([select_names(trained[i], BODY) for i in clients], [problem.sizes[i] for i in clients])
-    assert same(run.server["params"], body, EXACT)
-    assert all_same(models(run), [{**body, **head} for head in heads], EXACT)
-    assert all_same(models(run, "trained"), trained, EXACT)
+    assert same(run.server["params"], body, 1e-10)
+    assert all_same(models(run, "received"), [{**body, **head} for head in heads], 1e-10)
+    assert all_same(models(run), trained, 1e-10)
 
 
 @SGD
 def test_fedbabu_equals_literal_version(sgd: dict[str, Any]) -> None:
     """Clients train the body with the initial head; for evaluation, a copy of the model is fine-tuned and discarded."""
     problem = make_problem()
-    run, sgd_on = problem.run(FedBABU(tuning_epochs=3, **sgd), SCHEDULE), LiteralSGD(problem, **sgd)
+    run = problem.run(FedBABU(tuning_epochs=3, **sgd), SCHEDULE)
     body, head = select_names(problem.start, BODY), select_names(problem.start, HEAD)
     trained = [problem.start] * 5
     for t, clients in enumerate(SCHEDULE, start=1):
         for i in clients:
-            trained[i] = sgd_on({**body, **head}, BODY, t, i, epochs=2)
+            trained[i] = problem.sgd({**body, **head}, t, i, names=BODY, epochs=2, **sgd)
         body = average([select_names(trained[i], BODY) for i in clients], [problem.sizes[i] for i in clients])
     next_round = len(SCHEDULE) + 1
-    tuned = [sgd_on({**body, **head}, BODY + HEAD, next_round, i, epochs=3) for i in range(5)]
-    assert same(run.server["params"], body, EXACT)
-    assert all_same(models(run), tuned, EXACT)
-    assert all_same([run.personal(i, "trained") for i in (0, 1, 3, 4)], [trained[i] for i in (0, 1, 3, 4)], EXACT)
+    tuned = [problem.sgd({**body, **head}, next_round, i, epochs=3, **sgd) for i in range(5)]
+    assert same(run.server["params"], body, 1e-10)
+    assert all_same(models(run, "received"), tuned, 1e-10)
+    assert all_same([run.personal(i, "trained") for i in (0, 1, 3, 4)], [trained[i] for i in (0, 1, 3, 4)], 1e-10)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "size"])
 def test_lg_fedavg_equals_literal_version(weights: Any) -> None:
     problem = make_problem()
-    run, sgd_on = problem.run(LGFedAvg(weights=weights), SCHEDULE), LiteralSGD(problem)
+    run = problem.run(LGFedAvg(weights=weights), SCHEDULE)
     head = select_names(problem.start, HEAD)
     trained = [problem.start] * 5
     for t, clients in enumerate(SCHEDULE, start=1):
         for i in clients:
-            trained[i] = sgd_on({**trained[i], **head}, BODY + HEAD, t, i, epochs=2)
+            trained[i] = problem.sgd({**trained[i], **head}, t, i, epochs=2)
         shares = [problem.sizes[i] if weights == "size" else 1 for i in clients]
         head = average([select_names(trained[i], HEAD) for i in clients], shares)
-    assert same(run.server["params"], head, EXACT)
-    assert all_same(models(run), [{**own, **head} for own in trained], EXACT)
-    assert all_same(models(run, "trained"), trained, EXACT)
+    assert same(run.server["params"], head, 1e-10)
+    assert all_same(models(run, "received"), [{**own, **head} for own in trained], 1e-10)
+    assert all_same(models(run), trained, 1e-10)
 
 
 class BatchNormNet(nn.Module):
@@ -164,28 +149,23 @@ def test_fedbn_equals_literal_version() -> None:
             w["downsample.1.running_var"] = torch.stack([x.var(0) for x in parts]).mean(0)
             trained[i], own[i] = w, select_names(w, own[i])
         global_model = average([select_names(trained[i], shared) for i in clients], [problem.sizes[i] for i in clients])
-    assert same(run.server["params"], global_model, EXACT)
+    assert same(run.server["params"], global_model, 1e-10)
     for i in range(3):
         received, last = run.personal(i, "received"), run.personal(i, "trained")
-        assert same(select_names(received, [*shared, *own[i]]), {**global_model, **own[i]}, EXACT)
-        assert same(select_names(last, trained[i]), trained[i], EXACT)
-
-
-def features(problem: Problem, w: Weights, samples: Tensor) -> Tensor:
-    x = torch.tanh(F.linear(problem.fed.x[samples], w["fc1.weight"], w["fc1.bias"]))
-    return torch.tanh(F.linear(x, w["fc2.weight"], w["fc2.bias"]))
+        assert same(select_names(received, [*shared, *own[i]]), {**global_model, **own[i]}, 1e-10)
+        assert same(select_names(last, trained[i]), trained[i], 1e-10)
 
 
 def align(problem: Problem, received: Weights, own: Weights, lr: float, t: int, i: int) -> Weights:
     """Train one epoch so that features of the received body approach the class means of the previous body."""
     samples, y = problem.all_samples(i), problem.fed.y
-    means = {k: features(problem, own, samples[y[samples] == k]).mean(0) for k in set(y[samples].tolist())}  # q_k
+    means = {k: features(own, problem.fed.x[samples[y[samples] == k]]).mean(0) for k in set(y[samples].tolist())}  # q_k
     body = select_names(received, BODY)
     for batch in problem.batches(t, i, 0):
         live = {name: w.detach().requires_grad_() for name, w in body.items()}
         loss = torch.zeros(())
         for k in set(y[batch].tolist()):
-            members = features(problem, live, batch[y[batch] == k])
+            members = features(live, problem.fed.x[batch[y[batch] == k]])
             loss = loss + F.mse_loss(members, means[k].expand_as(members))
         grads = torch.autograd.grad(loss, list(live.values()))
         body = {name: w.detach() - lr * g for (name, w), g in zip(live.items(), grads, strict=True)}
@@ -202,18 +182,18 @@ def fisher(problem: Problem, w: Weights, i: int) -> float:
 
 def test_fedas_equals_literal_version() -> None:
     problem = make_problem()
-    run, sgd_on = problem.run(FedAS(align_lr=0.5), SCHEDULE), LiteralSGD(problem)
+    run = problem.run(FedAS(align_lr=0.5), SCHEDULE)
     body = select_names(problem.start, BODY)
     own = [problem.start] * 5
     for t, clients in enumerate(SCHEDULE, start=1):
         weights = []
         for i in clients:
             aligned = align(problem, body, own[i], 0.5, t, i)
-            own[i] = sgd_on({**aligned, **select_names(own[i], HEAD)}, BODY + HEAD, t, i, epochs=2)
+            own[i] = problem.sgd({**aligned, **select_names(own[i], HEAD)}, t, i, epochs=2)
             weights.append(fisher(problem, own[i], i))
         body = average([select_names(own[i], BODY) for i in clients], weights)
-    assert same(run.server["params"], body, EXACT)
-    assert all_same(models(run), own, EXACT) and all_same(models(run, "trained"), own, EXACT)
+    assert same(run.server["params"], body, 1e-10)
+    assert all_same(models(run, "received"), own, 1e-10) and all_same(models(run), own, 1e-10)
 
 
 Mask = set[tuple[str, int]]  # critical entries: tensor name and position
@@ -243,14 +223,14 @@ def mix(mask: Mask, custom: Weights, global_model: Weights) -> Weights:
 def test_fedcac_equals_literal_version(tau: float, beta: int) -> None:
     """The server mixes models and stores the last model and mask of each client that has taken part."""
     problem, schedule = make_problem(), [[0, 1, 2], [1, 3, 4], [0, 3]]
-    run, sgd_on = problem.run(FedCAC(tau=tau, beta=beta), schedule), LiteralSGD(problem)
+    run = problem.run(FedCAC(tau=tau, beta=beta), schedule)
     global_model = problem.start
     last: dict[int, Weights] = {}
     masks: dict[int, Mask] = {}
     next_start = [problem.start] * 5  # start of each client in the next round
     for t, clients in enumerate(schedule):
         for i in clients:
-            last[i] = sgd_on(next_start[i], BODY + HEAD, t + 1, i, epochs=2)
+            last[i] = problem.sgd(next_start[i], t + 1, i, epochs=2)
             masks[i] = critical_entries(next_start[i], last[i], tau)
         global_model = average([last[i] for i in clients], [problem.sizes[i] for i in clients])
         overlap = {(i, j): 1 - len(masks[i] ^ masks[j]) / (2 * len(masks[i])) for i in masks for j in masks if i != j}
@@ -262,9 +242,9 @@ def test_fedcac_equals_literal_version(tau: float, beta: int) -> None:
                 continue
             group = [j for j in masks if j == i or overlap[i, j] >= threshold]
             next_start[i] = mix(masks[i], average([last[j] for j in group], [1] * len(group)), global_model)
-    assert same(run.server["params"], global_model, EXACT)
-    assert all_same(models(run), next_start, EXACT)
-    assert all_same(models(run, "trained"), [last.get(i, problem.start) for i in range(5)], EXACT)
+    assert same(run.server["params"], global_model, 1e-10)
+    assert all_same(models(run, "received"), next_start, 1e-10)
+    assert all_same(models(run), [last.get(i, problem.start) for i in range(5)], 1e-10)
 
 
 # 2. limiting cases
@@ -274,29 +254,13 @@ def test_fedrep_without_head_epochs_equals_fedbabu() -> None:
     problem = make_problem()
     rep, babu = (problem.run(m, SCHEDULE) for m in (FedRep(head_epochs=0, epochs=2), FedBABU()))
     assert same(rep.server, babu.server)
-    assert all(torch.equal(m["head.weight"], problem.start["head.weight"]) for m in models(rep))
+    assert all(torch.equal(m["head.weight"], problem.start["head.weight"]) for m in models(rep, "received"))
 
 
 def test_fedrep_with_equal_epochs_equals_fedalt() -> None:
     problem = make_problem()
     rep, alt = (problem.run(m, SCHEDULE) for m in (FedRep(head_epochs=2, epochs=2), FedAlt(epochs=2)))
-    assert same(rep.server, alt.server) and all_same(models(rep), models(alt))
-
-
-def test_fedrep_trains_head_before_body() -> None:
-    """The first head is trained with the global body, so it does not depend on the epochs of the body."""
-    problem = make_problem()
-    short, long = (problem.run(FedRep(epochs=e), [[0, 1, 2, 3, 4]]) for e in (1, 5))
-    for one, other in zip(models(short, "trained"), models(long, "trained"), strict=True):
-        assert same(select_names(one, HEAD), select_names(other, HEAD))
-        assert not same(select_names(one, BODY), select_names(other, BODY), 1e-3)
-
-
-def test_fedbabu_without_tuning_has_one_model() -> None:
-    problem = make_problem()
-    run = problem.run(FedBABU(tuning_epochs=0), SCHEDULE)
-    expected = {**run.server["params"], **select_names(problem.start, HEAD)}
-    assert all_same(models(run), [expected] * 5)
+    assert same(rep.server, alt.server) and all_same(models(rep, "received"), models(alt, "received"))
 
 
 def test_fedbabu_evaluation_does_not_change_states() -> None:
@@ -317,50 +281,52 @@ def test_lg_fedavg_equals_fedsim_with_personal_body() -> None:
     problem = make_problem()
     mirror = FedSim(split=("fc1", "fc2"), epochs=2, weights="uniform")
     lg, sim = (problem.run(m, SCHEDULE) for m in (LGFedAvg(), mirror))
-    assert same(lg.server, sim.server) and all_same(models(lg), models(sim))
+    assert same(lg.server, sim.server) and all_same(models(lg, "received"), models(sim, "received"))
 
 
 @pytest.mark.parametrize("weights", ["size", "uniform"])
 def test_fedbn_without_batch_norm_equals_fedavg(weights: Any) -> None:
     problem = make_problem()
     bn, avg = (problem.run(m, SCHEDULE) for m in (FedBN(weights=weights), FedAvg(weights=weights)))
-    assert same(bn.server, avg.server) and all_same(models(bn), models(avg))
+    assert same(bn.server, avg.server) and all_same(models(bn, "received"), models(avg, "received"))
 
 
 def test_fedbn_finds_batch_norm_by_type() -> None:
     problem = make_batch_norm_problem()
     bn, sim = (problem.run(m, [[0, 1, 2], [1, 2]]) for m in (FedBN(), FedSim(split=("downsample.1",), epochs=2)))
-    assert same(bn.server, sim.server) and all_same(models(bn), models(sim))
+    assert same(bn.server, sim.server) and all_same(models(bn, "received"), models(sim, "received"))
     assert not any(name.startswith("downsample.1") for name in bn.server["params"])
 
 
 @pytest.mark.parametrize(
-    "method", [LGFedAvg(), FedBN(), FedCAC(), FedAS(align_epochs=0)], ids=lambda m: type(m).__name__
+    "method", [FedPer(), LGFedAvg(), FedBN(), FedCAC(), FedAS(align_epochs=0)], ids=lambda m: type(m).__name__
 )
 def test_single_client_equals_local_training(method: ft.Method) -> None:
     for problem in (make_problem((8,)), make_batch_norm_problem((9,))):
         run, local = (problem.run(m, [[0]] * 3) for m in (method, Local()))
-        assert all_same(models(run), models(local), 1e-12)
+        assert all_same(models(run, "received"), models(local, "received"), 1e-12)
 
 
 def test_fedas_without_alignment_and_fisher_weights_equals_fedper() -> None:
     problem = make_problem()
     plain, per = (problem.run(m, SCHEDULE) for m in (FedAS(align_epochs=0, weights="size"), FedPer()))
-    assert same(plain.server, per.server) and all_same(models(plain, "trained"), models(per, "trained"))
+    assert same(plain.server, per.server) and all_same(models(plain), models(per))
     assert plain.records[0]["bytes_up"] == per.records[0]["bytes_up"]
 
 
 def test_fedcac_without_critical_entries_equals_fedavg() -> None:
     problem = make_problem()
     cac, avg = (problem.run(m, SCHEDULE) for m in (FedCAC(tau=0.0), FedAvg()))
-    assert same(cac.server["params"], avg.server["params"]) and all_same(models(cac), models(avg))
+    assert same(cac.server["params"], avg.server["params"]) and all_same(
+        models(cac, "received"), models(avg, "received")
+    )
 
 
 def test_fedcac_with_all_entries_critical_gives_plain_mean() -> None:
     """All masks are equal, so all clients collaborate in all rounds."""
     problem = make_problem()
     cac, avg = (problem.run(m, FULL) for m in (FedCAC(tau=1.0, beta=1), FedAvg(weights="uniform")))
-    assert all_same(models(cac), models(avg), 1e-12)
+    assert all_same(models(cac, "received"), models(avg, "received"), 1e-12)
 
 
 def test_fedcac_after_round_beta_keeps_critical_entries_personal() -> None:
@@ -375,51 +341,14 @@ def test_fedcac_after_round_beta_keeps_critical_entries_personal() -> None:
             assert torch.allclose(received[name], expected, atol=1e-12, rtol=0)
 
 
-# 3. effects of all fields
-
-
-@pytest.mark.parametrize(
-    ("on", "off"),
-    [
-        (FedRep(), FedRep(head_epochs=0)), (FedRep(), FedPer(epochs=1)), (FedBABU(), FedBABU(tuning_epochs=0)),
-        (FedBABU(tuning_epochs=0), FedAvg()), (LGFedAvg(), LGFedAvg(weights="size")), (LGFedAvg(), FedPer()),
-        (FedAS(), FedAS(align_epochs=0)), (FedAS(), FedAS(weights="size")), (FedAS(), FedAS(weights="uniform")),
-        (FedCAC(), FedCAC(tau=0.0)), (FedCAC(), FedCAC(tau=0.9)), (FedCAC(), FedCAC(beta=1)),
-    ],
-    ids=lambda m: type(m).__name__,
-)  # fmt: skip
-def test_each_field_has_effect(on: ft.Method, off: ft.Method) -> None:
-    problem = make_problem()
-    one, other = (models(problem.run(m, FULL)) for m in (on, off))
-    assert not all_same(one, other, 1e-6)
-
-
-ALL: list[Callable[[], ft.Method]] = [FedRep, FedBABU, LGFedAvg, FedBN, FedAS, FedCAC]
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_method_differs_from_local_training_and_fedavg(kind: Callable[[], ft.Method]) -> None:
-    problem = make_batch_norm_problem() if kind is FedBN else make_problem()
-    schedule = [list(range(problem.num_clients))] * 3
-    found, local, fedavg = (models(problem.run(m, schedule)) for m in (kind(), Local(), FedAvg()))
-    assert not all_same(found, local, 1e-4) and not all_same(found, fedavg, 1e-4)
-    assert not same(found[0], found[1], 1e-4)  # models are personal
-
-
-# 4. edge cases and differences from public code
+# 3. edge cases and differences from public code
 
 
 def test_fedas_aligns_each_sample_with_class_mean() -> None:
     """With one batch, aligning class means instead would have no effect in round 1, because both bodies are equal."""
     problem = make_problem((6, 5), batch_size=6)
     aligned, unaligned = (problem.run(FedAS(align_epochs=e), [[0, 1]]) for e in (1, 0))
-    assert not all_same(models(aligned), models(unaligned), 1e-5)
-
-
-def test_fedas_does_not_depend_on_order_of_clients() -> None:
-    problem = make_problem()
-    forward, backward = (problem.run(FedAS(), [order] * 2) for order in ([0, 1, 2], [2, 1, 0]))
-    assert same(forward.server, backward.server, 1e-12)
+    assert not all_same(models(aligned, "received"), models(unaligned, "received"), 1e-5)
 
 
 def test_fedas_with_zero_fisher_information_uses_uniform_weights() -> None:
@@ -492,27 +421,3 @@ def test_fedcac_averages_running_statistics() -> None:
             name = f"downsample.1.{kind}"
             assert torch.equal(cac.personal(i, "received")[name], cac.personal(0, "received")[name])
             assert torch.allclose(cac.personal(i, "received")[name], avg.server["params"][name])
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields", "message"),
-    [
-        (FedRep, {"head_epochs": -1}, "head_epochs must be at least 0"),
-        (FedBABU, {"tuning_epochs": -1}, "tuning_epochs must be at least 0"),
-        (LGFedAvg, {"weights": "fisher"}, "weights must be 'size' or 'uniform'"),
-        (FedAS, {"weights": "best"}, "weights must be 'fisher' or 'size' or 'uniform'"),
-        (FedAS, {"align_lr": 0.0}, "align_lr must be above 0"),
-        (FedAS, {"align_epochs": -1}, "align_epochs must be at least 0"),
-        (FedCAC, {"tau": 1.5}, "tau must be from 0 to 1"),
-        (FedCAC, {"beta": 0}, "beta must be above 0"),
-    ],
-)
-def test_invalid_fields_raise(kind: Any, fields: dict[str, Any], message: str) -> None:
-    assert message in error_message(lambda: kind(**fields))
-
-
-@pytest.mark.parametrize("kind", [FedRep, FedBABU, LGFedAvg, FedAS])
-def test_model_without_head_raises(kind: Callable[[], ft.Method]) -> None:
-    problem = make_problem()
-    model = ft.wrap(problem.net, head=None)
-    assert "head" in error_message(lambda: ft.simulate(kind(), model, problem.fed, rounds=1))

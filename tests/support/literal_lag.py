@@ -5,7 +5,7 @@ With k = 0, the wrapper equals the inner method. Objects are modified in place.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -86,15 +86,13 @@ class LiteralFedAvg:
         self.w = problem.start
 
     def train(self, r: int, i: int, start: Weights, personal: Sequence[str]) -> Weights:
-        w, velocity = copy(start), zeros(start)
-        for e in range(self.epochs):
-            for b in self.problem.batches(r, i, e):
-                g = self.problem.gradient(w, b)
-                for name in w:
-                    step = g[name] + self.mu * (w[name] - start[name]) + self.weight_decay * w[name]
-                    velocity[name] = self.momentum * velocity[name] + step
-                    w[name] = w[name] - self.lr * velocity[name]
-        return w
+        def loss(w: Weights, b: Tensor) -> Tensor:
+            return self.problem.loss(w, b) + self.mu / 2 * sum((w[n] - start[n]).square().sum() for n in w)
+
+        return self.problem.sgd(
+            start, r, i, lr=self.lr, epochs=self.epochs, momentum=self.momentum, weight_decay=self.weight_decay,
+            loss=loss,
+        )  # fmt: skip
 
     def aggregate(self, S: Sequence[int], starts: Sequence[Weights], uploads: Sequence[Weights]) -> None:
         self.w = weighted_sum(shares(self.problem, S, self.by_size), uploads)
@@ -219,6 +217,18 @@ class LiteralPFedMe:
 
     def has_personal_models(self) -> bool:
         return True
+
+
+def library_states(inner: Inner) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the server state and the client states of a method, with the names of the library."""
+    clients = range(inner.problem.num_clients)
+    if isinstance(inner, LiteralScaffold):
+        return {"params": inner.w, "control": inner.c}, [{"control": inner.c_i[i]} for i in clients]
+    if isinstance(inner, LiteralPFedMe):
+        return {"params": inner.w}, [{"own": inner.theta[i]} for i in clients]
+    if isinstance(inner, LiteralFedExP):
+        return {"params": inner.w, "previous": inner.previous}, [{} for _ in clients]
+    return {"params": inner.w}, [{} for _ in clients]
 
 
 def cosine(h_u: Tensor, h_v: Tensor) -> float | None:

@@ -3,7 +3,8 @@
 The literal versions share only the order of batches with the library, so that both take the same steps.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,13 @@ from torch import Tensor, nn
 import fedtailor as ft
 from conftest import tiny_federation
 from fedtailor.core import random
+from fedtailor.core.trees import flatten
+from fedtailor.training.config import TrainingConfig
+from fedtailor.training.simulated_server import SimulatedServer
 
 Weights = dict[str, Tensor]  # parameter name -> tensor, float64
+HEAD = ("head.weight", "head.bias")
+BODY = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
 
 
 class ThreeLayers(nn.Module):
@@ -28,6 +34,46 @@ class ThreeLayers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(self.fc2(torch.tanh(self.fc1(x)))))  # type: ignore[no-any-return]
+
+
+class NormalizedNet(nn.Module):
+    """A network with four inputs, batch normalization of five hidden units, optional dropout, and three classes."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc, self.norm, self.drop = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(dropout)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(torch.tanh(self.norm(self.fc(x)))))  # type: ignore[no-any-return]
+
+
+def make_normalized_net(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return NormalizedNet(dropout).double()
+
+
+# weights, and `ThreeLayers` as plain functions of its weights
+
+
+def select_names(weights: Weights, names: Iterable[str]) -> Weights:
+    return {name: weights[name] for name in names}
+
+
+def with_grad(weights: Weights) -> Weights:
+    """Return copies of the weights that require gradients."""
+    return {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
+
+
+def features(weights: Weights, x: Tensor) -> Tensor:
+    """Return the features of `ThreeLayers`, the inputs of its head."""
+    hidden = torch.tanh(F.linear(x, weights["fc1.weight"], weights["fc1.bias"]))
+    return torch.tanh(F.linear(hidden, weights["fc2.weight"], weights["fc2.bias"]))
+
+
+def head_outputs(weights: Weights, z: Tensor) -> Tensor:
+    """Return the outputs of the head of `ThreeLayers` for features."""
+    return F.linear(z, weights["head.weight"], weights["head.bias"])
 
 
 def average(parts: Sequence[Weights], shares: Sequence[float]) -> Weights:
@@ -86,12 +132,40 @@ class Problem:
         order = random.permutation(key, len(own), None, own.device)
         return list(torch.split(own[order], self.batch_size))
 
+    def sgd(
+        self, weights: Weights, round: int, client: int, *, lr: float = 0.1, epochs: int = 2, momentum: float = 0.0,
+        weight_decay: float = 0.0, names: Iterable[str] | None = None,
+        loss: Callable[[Weights, Tensor], Tensor] | None = None,
+    ) -> Weights:  # fmt: skip
+        """Run the steps of `torch.optim.SGD` on the weights with the given names, by default all of them.
+
+        `loss` is a function of weights and samples, by default `self.loss`.
+        """
+        trained, objective = list(weights if names is None else names), loss or self.loss
+        weights, velocity = dict(weights), {name: torch.zeros_like(weights[name]) for name in trained}
+        for number in range(epochs):
+            for batch in self.batches(round, client, number):
+                live = with_grad(select_names(weights, trained))
+                grads = torch.autograd.grad(objective(weights | live, batch), list(live.values()), allow_unused=True)
+                for name, grad in zip(trained, grads, strict=True):
+                    step = weight_decay * weights[name] + (0 if grad is None else grad)
+                    velocity[name] = momentum * velocity[name] + step
+                    weights[name] = weights[name] - lr * velocity[name]
+        return weights
+
     def stream(self, round: int, client: int) -> Iterator[Tensor]:
         """Yield batches without end, epoch after epoch."""
         number = 0
         while True:
             yield from self.batches(round, client, number)
             number += 1
+
+    def server(self, method: ft.Method, schedule: Sequence[Sequence[int]]) -> SimulatedServer:
+        """Return the simulated server of a method of the library before round 1."""
+        settings = TrainingConfig(
+            batch_size=self.batch_size, engine="sequential", device="cpu", dtype="float64", seed=self.seed
+        )
+        return SimulatedServer.build(settings, method, ft.wrap(self.net), self.fed, schedule)
 
     def run(self, method: ft.Method, schedule: Sequence[Sequence[int]]) -> ft.Run:
         """Run a method of the library on this problem."""
@@ -105,6 +179,26 @@ def make_problem(sizes: Sequence[int] = (9, 4, 7, 1, 6), batch_size: int = 3) ->
     """Create the default problem: five clients, one of them with a single sample."""
     torch.manual_seed(0)
     return Problem(tiny_federation(sizes), ThreeLayers().double(), batch_size)
+
+
+def make_identical_clients(count: int, size: int = 6) -> Problem:
+    """Create clients with the same samples in one batch, so that their changes are equal."""
+    one = tiny_federation((size,))
+    own = (one.x[one.train[0]], one.y[one.train[0]], one.x[one.test[0]], one.y[one.test[0]])
+    fed = ft.Federation.from_arrays([own] * count, classes=3)
+    return Problem(fed, make_problem().net, batch_size=size)
+
+
+def assert_finite(run: ft.Run) -> None:
+    """Check that all values in states, personal models, and method metrics are finite."""
+    trees = [run.server]
+    for client in range(run.num_clients):
+        trees += [run.client(client), run.personal(client, "received"), run.personal(client, "trained")]
+    assert all(bool(leaf.isfinite().all()) for tree in trees for leaf in flatten(tree).values())
+    for record in run.records:
+        values = [torch.as_tensor(value).double() for value in record["method_metrics"].values()]
+        assert all(bool(value.isfinite().all()) for value in values)
+        assert all(math.isfinite(value) for own in record["per_client"].values() for value in own.values())
 
 
 FULL = [[0, 1, 2, 3, 4]] * 6

@@ -38,24 +38,6 @@ def test_head_output_on_features_equals_whole_model(net: nn.Module) -> None:
     assert model.head_size == (3, 5)
 
 
-class TiedNet(nn.Module):
-    """A network whose head shares its weights with another layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.head.weight = self.fc.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.fc(x)))  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("method", [ft.methods.FedRoD(), ft.methods.FedGH(), ft.methods.FedCP()])
-def test_methods_with_separate_head_reject_tied_weights(method: ft.Method) -> None:
-    fed, net = tiny_federation(), TiedNet().double()
-    assert "another layer" in error_message(lambda: ft.simulate(method, net, fed, rounds=1, dtype=torch.float64))
-
-
 def test_head_size_without_linear_classifier_raises() -> None:
     class Deep(TinyNet):
         def __init__(self) -> None:
