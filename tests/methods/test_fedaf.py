@@ -266,7 +266,7 @@ def test_several_input_tensors_raise_clear_error(engine: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"steps": 0}, "steps must be at least 1"), ({"gamma": 1.1}, "gamma must be between 0 and 1"),
+        ({"steps": 0}, "steps must be at least 1"), ({"gamma": 1.1}, "gamma must be from 0 to 1"),
         ({"start": "x"}, "start must be"), ({"tau": 0.0}, "tau must be above 0"), ({"lr": 0.0}, "lr must be above 0"),
         ({"local_weight": -1.0}, "local_weight must be at least 0"),
     ],

@@ -158,7 +158,7 @@ def test_different_methods_give_different_models(net: nn.Module) -> None:
     [
         (lambda: FedAvg(lr=0), "lr must be above 0"),
         (lambda: FedAvg(epochs=0), "epochs must be at least 1"),
-        (lambda: FedAvg(momentum=1.0), "momentum must be below 1"),
+        (lambda: FedAvg(momentum=1.0), "momentum must be at least 0 and below 1"),
         (lambda: FedProx(mu=-1), "mu must be at least 0"),
         (lambda: Ditto(lam=-1), "lam must be at least 0"),
     ],

@@ -606,7 +606,7 @@ def test_payload_sizes_are_as_documented() -> None:
         (lambda: FedGH(server_lr=-0.1), "server_lr must be at least 0"),
         (lambda: FedGH(server_batch=0), "server_batch must be at least 1"),
         (lambda: FedPAC(head_lr=0.0), "head_lr must be above 0"),
-        (lambda: FedPAC(smallest=1.5), "smallest must be at least 0 and at most 1"),
+        (lambda: FedPAC(smallest=1.5), "smallest must be from 0 to 1"),
     ],
 )
 def test_invalid_fields_raise(make: Callable[[], ft.Method], message: str) -> None:
