@@ -4,8 +4,10 @@ Run it with: python examples/own_method.py
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import fedtailor as ft
+from fedtailor.core.fields import Fraction
 from fedtailor.core.trees import Tree, add, mean, scale
 
 
@@ -13,7 +15,7 @@ from fedtailor.core.trees import Tree, add, mean, scale
 class Blend(ft.LocalTraining):
     """Each client keeps a personal model and starts a round between it and the global model."""
 
-    personal_weight: float = 0.5  # weight of the personal model
+    personal_weight: Annotated[Fraction, "weight of the personal model"] = 0.5
 
     def init_client(self, setup: ft.Setup) -> Tree:
         return {"personal": setup.params}

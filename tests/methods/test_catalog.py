@@ -1,5 +1,6 @@
 """Catalog of all methods: paper, download, upload, and client state."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,7 @@ def test_catalog_entry_of_each_method_is_complete(name: str) -> None:
     if name == "local":  # the baseline has no paper
         assert entry.paper.startswith("Local training")
         return
-    assert entry.authors and entry.title and entry.venue
-    assert entry.year.isdigit() or entry.venue == "under review"
+    assert re.fullmatch(r'[^"]+, "[^"]+", (under review|.+ \d{4})', entry.paper)  # authors, title, venue, year
     assert entry.download and entry.upload and entry.client_state
 
 

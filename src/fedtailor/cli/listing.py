@@ -9,7 +9,6 @@ from rich.table import Table
 
 from fedtailor.analysis.tables import new_table
 from fedtailor.cli.console import out, print_line
-from fedtailor.core.method import Method
 from fedtailor.data.datasets import DATASETS
 from fedtailor.errors import unknown_name
 from fedtailor.experiments.parsing import field_help
@@ -34,7 +33,7 @@ def list_(
         if name not in METHODS:
             raise unknown_name("method", name, METHODS)
         method = METHODS[name]
-        out.print(_table("method", {name: (method.__doc__ or "", field_help(method))}, title=_proper_name(method)))
+        out.print(_table("method", {name: (method.__doc__ or "", field_help(method))}, title=method.class_title()))
     elif what == "methods":
         out.print(_methods_table())
     elif what == "networks":
@@ -72,7 +71,7 @@ def _methods_table() -> Table:
         state = f"client state: {entry.client_state}; personal: {'yes' if entry.personal else 'no'}"
         details = f"down: {entry.download}; up: {entry.upload}; {state}\na newcomer starts with {entry.newcomer_start}"
         about = f"{escape(entry.paper)}\n[dim]{escape(details)}[/]"
-        table.add_row(name, _proper_name(METHODS[name]), about)
+        table.add_row(name, entry.display_name, about)
     return table
 
 
@@ -85,7 +84,3 @@ def _table(kind: str, rows: Mapping[str, tuple[str, _Fields]], title: str = "") 
         shown = [f"{field} = {default}" + (f"  {note}" if note else "") for field, (default, note) in fields.items()]
         table.add_row(name, " ".join(text.split()), *["\n".join(shown)][:has_fields])
     return table
-
-
-def _proper_name(method: type[Method]) -> str:
-    return vars(method).get("title") or method.__name__

@@ -7,14 +7,13 @@ what `send` and `train` return.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from math import inf, isfinite
-from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from torch import Tensor
 
 from fedtailor.core import random
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import FractionBelow1, NonNegative, Positive, PositiveInt, check_fields
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Params, Tree, grow, repeat
 from fedtailor.errors import ConfigError
@@ -89,29 +88,13 @@ class Method:
     newcomer_start: ClassVar[str] = "the global model"  # what a client that joins late starts with, as text for tables
 
     def __post_init__(self) -> None:
-        """Validate the fields by the types of their defaults, and the optimizer fields by their ranges."""
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(f.default, bool):
-                self.require(isinstance(value, bool), f.name, "true or false")
-            elif isinstance(f.default, float):
-                self.require(isinstance(value, Real) and isfinite(value), f.name, "a finite number")
-            elif isinstance(f.default, int):
-                self.require(isinstance(value, Integral), f.name, "an integer")
-        lr = getattr(self, "lr", None)  # None: the method chooses the learning rate, or has none
-        self.require(lr is None or (isinstance(lr, Real) and 0 < float(lr) < inf), "lr", "above 0")
-        for name, low in [("epochs", 1), ("momentum", 0), ("weight_decay", 0)]:
-            self.require(getattr(self, name, low) >= low, name, f"at least {low}")
-        self.require(getattr(self, "momentum", 0) < 1, "momentum", "below 1")
+        """Check the fields; the optimizer fields of any method have the constraints of `LocalTraining`."""
+        check_fields(self, f"{type(self).__name__}: ", base=LocalTraining)
 
     def require(self, condition: bool, name: str, requirement: str) -> None:
         """Raise `ConfigError` ("lr must be above 0, got -1.") for the field `name` unless the condition is true."""
         if not condition:
             raise ConfigError(f"{type(self).__name__}: {name} must be {requirement}, got {getattr(self, name)!r}.")
-
-    def require_choice(self, name: str, *choices: str) -> None:
-        """Raise `ConfigError` unless the field `name` is one of the choices."""
-        self.require(getattr(self, name) in choices, name, " or ".join(repr(choice) for choice in choices))
 
     @classmethod
     def class_title(cls) -> str:
@@ -250,7 +233,7 @@ class Method:
 class LocalTraining(Method):
     """A method whose clients train with SGD: `ctx.sgd(objective, start, **self.optimizer_options)`."""
 
-    lr: float = 0.1  # η, local learning rate
-    epochs: int = 2  # E, local epochs
-    momentum: float = 0.0  # of local SGD
-    weight_decay: float = 0.0  # of local SGD
+    lr: Annotated[Positive, "η, local learning rate"] = 0.1
+    epochs: Annotated[PositiveInt, "E, local epochs"] = 2
+    momentum: Annotated[FractionBelow1, "of local SGD"] = 0.0
+    weight_decay: Annotated[NonNegative, "of local SGD"] = 0.0

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,16 +66,16 @@ class Data:
     the same proportions of classes as its training data.
     """
 
-    name: str = "digits"
-    clients: int = 20
-    partition: str = "dirichlet"  # iid, dirichlet, pathological, or power_law
-    alpha: float = 0.1  # of dirichlet; small: clients with few classes each, large: similar clients
-    classes_per_client: int | None = None  # of pathological (default 2) and power_law (default all)
-    exponent: float = 1.0  # of power_law
-    min_size: int = 10  # minimum number of samples per client
-    test: float = 0.25  # fraction of each client's samples that is held out for testing
-    folder: str | None = None  # folder of the publisher's files, or of your clients for the data set "folder"
-    seed: int | None = None  # of the split; default: the run's seed
+    name: Annotated[str, "digits, fashion-mnist, mnist, cifar10, or folder: your own data"] = "digits"
+    clients: Annotated[int, "number of clients; the data set folder has its own"] = 20
+    partition: Annotated[str, "iid, dirichlet, pathological, or power_law"] = "dirichlet"
+    alpha: Annotated[float, "of dirichlet; small: clients with few classes each, large: similar clients"] = 0.1
+    classes_per_client: Annotated[int | None, "of pathological (default 2) and power_law (default all)"] = None
+    exponent: Annotated[float, "of power_law"] = 1.0
+    min_size: Annotated[int, "minimum number of samples per client"] = 10
+    test: Annotated[float, "fraction of each client's samples that is held out for testing"] = 0.25
+    folder: Annotated[str | None, "folder of the publisher's files, or of your clients if the name is folder"] = None
+    seed: Annotated[int | None, "of the split; default: the run's seed"] = None
 
     def load(self) -> Federation:
         """Return the federation that these settings describe."""

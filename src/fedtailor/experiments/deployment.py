@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from fedtailor.core.fields import Constraint, InnerFraction, NonNegativeInt, Positive, PositiveInt, check_fields
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model
 from fedtailor.core.untrusted_input import check_settings, is_printable, read_toml
@@ -31,27 +31,35 @@ _CHANGEABLE = ("address", "min_clients", "deadline", "retry", "participation", "
 _MAX_CLASSES = 10**6
 
 
+def _is_address(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    printable = address.isascii() and is_printable(host) and not set(host) & set(" /@")
+    reachable = host[:1] not in ("", "-") and host not in ("0.0.0.0", "[::]")
+    return printable and reachable and port.isdecimal() and 0 < int(port) < 2**16
+
+
+_Shape = Annotated[
+    tuple[int, ...], Constraint("sizes above 0, such as 1,28,28", lambda shape: min(shape, default=0) > 0)
+]
+_Classes = Annotated[
+    int, Constraint(f"between 2 and {_MAX_CLASSES}, or 0", lambda value: value == 0 or 2 <= value <= _MAX_CLASSES)
+]
+_Address = Annotated[str, Constraint("host:port, such as fl.example.org:9092", _is_address)]
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The format of all clients' samples; a client with another format is rejected before it joins."""
 
-    shape: tuple[int, ...] = (1, 28, 28)  # of one sample
-    classes: int = 10  # number of classes; 0: targets are real numbers
-    targets: int = 1  # real numbers per sample if there are no classes
-    mean: tuple[float, ...] | None = None  # per channel, subtracted from inputs
-    std: tuple[float, ...] | None = None  # per channel, inputs are divided by it
-    test: float = 0.25  # fraction of samples for testing, unless a client's file selects them
+    shape: Annotated[_Shape, "of one sample"] = (1, 28, 28)
+    classes: Annotated[_Classes, "number of classes; 0: targets are real numbers"] = 10
+    targets: Annotated[PositiveInt, "real numbers per sample if there are no classes"] = 1
+    mean: Annotated[tuple[float, ...] | None, "per channel, subtracted from inputs"] = None
+    std: Annotated[tuple[float, ...] | None, "per channel, inputs are divided by it"] = None
+    test: Annotated[InnerFraction, "fraction of samples for testing, unless a client's file selects them"] = 0.25
 
     def __post_init__(self) -> None:
-        checks = [
-            (len(self.shape) > 0 and min(self.shape, default=0) > 0, "shape", "sizes above 0, such as 1,28,28"),
-            (self.classes == 0 or 2 <= self.classes <= _MAX_CLASSES, "classes", f"between 2 and {_MAX_CLASSES}, or 0"),
-            (self.targets >= 1, "targets", "at least 1"),
-            (0 < self.test < 1, "test", "between 0 and 1"),
-        ]
-        for holds, name, allowed in checks:
-            if not holds:
-                raise ConfigError(f"inputs.{name} must be {allowed}, got {getattr(self, name)!r}.")
+        check_fields(self, "inputs.")
 
     def dummy_federation(self, seed: int = 0) -> Federation:
         """Return one client with a few random samples, to build a network and to determine what would be sent."""
@@ -68,38 +76,19 @@ class Inputs:
 class Deployment(TrainingConfig):
     """All settings of a deployed run."""
 
-    evaluate_every: int = 10  # rounds between evaluations; the last round is always evaluated
-    address: str = "localhost:9092"  # of the server, host:port
-    min_clients: int | None = None  # minimum number of clients that must complete a round; none: all enrolled clients
-    deadline: float = 600.0  # seconds that a round waits for its clients
-    retry: int = 3  # times that a round with too few clients is repeated before the run stops
+    evaluate_every: Annotated[PositiveInt, "rounds between evaluations; the last round is always evaluated"] = 10
+    address: Annotated[_Address, "of the server, host:port"] = "localhost:9092"
+    min_clients: Annotated[
+        PositiveInt | None, "minimum number of clients that must complete a round; none: all enrolled clients"
+    ] = None
+    deadline: Annotated[Positive, "seconds that a round waits for its clients"] = 600.0
+    retry: Annotated[NonNegativeInt, "times that a round with too few clients is repeated before the run stops"] = 3
     method: Method = field(default_factory=FedAvg)
     network: Network = field(default_factory=MLP)
     inputs: Inputs = field(default_factory=Inputs)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        host, _, port = self.address.rpartition(":")
-        printable = self.address.isascii() and is_printable(host) and not set(host) & set(" /@")
-        usable = (
-            printable
-            and host[:1] not in ("", "-")
-            and port.isdecimal()
-            and 0 < int(port) < 2**16
-            and host not in ("0.0.0.0", "[::]")
-        )
-        checks = [
-            (bool(usable), f"address must be host:port, such as fl.example.org:9092, got {self.address!r}."),
-            (
-                self.min_clients is None or self.min_clients >= 1,
-                "min_clients must be at least 1, or none for all.",
-            ),
-            (isfinite(self.deadline) and self.deadline > 0, f"deadline must be above 0 s, got {self.deadline}."),
-            (self.retry >= 0, f"retry must be at least 0, got {self.retry}."),
-        ]
-        for holds, message in checks:
-            if not holds:
-                raise ConfigError(message)
         for name in SIMULATION_SETTINGS:
             if getattr(self, name) != getattr(TrainingConfig(), name):
                 raise ConfigError(f"{name} applies only to simulations; remove it from the deployment.")

@@ -13,7 +13,7 @@ name = "mlp"
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model
@@ -38,7 +38,7 @@ class Experiment(TrainingConfig):
 
     method: Method = field(default_factory=FedAvg)
     data: Data = field(default_factory=Data)
-    network: Network | None = None  # None: the data set's default
+    network: Annotated[Network | None, "None: the data set's default"] = None
 
     def load(self) -> Federation:
         """Return the federation; the split uses the run's seed unless `data.seed` is set."""

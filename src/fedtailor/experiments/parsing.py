@@ -1,16 +1,14 @@
 """Build dataclasses from nested settings, and describe their fields."""
 
-import inspect
-import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import FailFast, TypeAdapter, ValidationError
 
+from fedtailor.core.fields import help_texts
 from fedtailor.core.method import Method
 from fedtailor.errors import ConfigError, unknown_name
 from fedtailor.methods import METHODS
@@ -80,21 +78,12 @@ def build_named(part: str, given: Any, known: Mapping[str, type[Any]], default: 
 
 
 def field_help(kind: type[Any]) -> dict[str, tuple[str, str]]:
-    """Return field -> (default, comment on its line in the source).
+    """Return field -> (default, help text).
 
     >>> field_help(METHODS["fedprox"])["mu"]
     ('0.1', 'μ, weight of the proximal term toward the received model')
     """
-    comments: dict[str, str] = {}
-    for owner in reversed(kind.__mro__[:-1]):
-        comments |= _comments(owner)
-    return {f.name: (_default(f), comments.get(f.name, "")) for f in fields(kind)}
-
-
-@cache
-def _comments(owner: type[Any]) -> dict[str, str]:
-    """Return the comments on the lines of a class's fields; cached, because reading the source is slow."""
-    return dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", inspect.getsource(owner), re.MULTILINE))
+    return {f.name: (_default(f), text) for f, text in zip(fields(kind), help_texts(kind).values(), strict=True)}
 
 
 def _default(field: Field[Any]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import cos, pi
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtailor.core import random
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import Fraction, FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Params, Rows, Tree, map_leaves, mean, put, repeat, take
 
@@ -29,26 +30,18 @@ class APPLE(LocalTraining):
     messages of a round take participants × clients models of memory.
     """
 
-    lr: float = 0.1  # η_1, learning rate of the core (0.01 in the paper)
-    epochs: int = 2  # E, local epochs (5 in the paper)
-    momentum: float = 0.0  # momentum of local SGD (0.9 in the paper, with its lr)
-    weight_lr: float = 0.01  # η_2, learning rate of p_i (0.001 in the paper)
-    mu: float = 1.0  # μ, weight of the penalty on p_i − p_0 (0.1 in the paper)
-    pull_rounds: float = 1.0  # L/T, fraction of the rounds with this penalty (0.1 of 160 in the paper)
-    schedule: Literal["exponential", "cosine"] = "exponential"  # λ(r), how the penalty decays to 0
-    limit: int = 0  # M, cores sent to a client per round; 0: those of all other clients
+    lr: Annotated[Positive, "η_1, learning rate of the core (0.01 in the paper)"] = 0.1
+    epochs: Annotated[PositiveInt, "E, local epochs (5 in the paper)"] = 2
+    momentum: Annotated[FractionBelow1, "momentum of local SGD (0.9 in the paper, with its lr)"] = 0.0
+    weight_lr: Annotated[NonNegative, "η_2, learning rate of p_i (0.001 in the paper)"] = 0.01
+    mu: Annotated[NonNegative, "μ, weight of the penalty on p_i − p_0 (0.1 in the paper)"] = 1.0
+    pull_rounds: Annotated[Fraction, "L/T, fraction of the rounds with this penalty (0.1 of 160 in the paper)"] = 1.0
+    schedule: Annotated[Literal["exponential", "cosine"], "λ(r), how the penalty decays to 0"] = "exponential"
+    limit: Annotated[NonNegativeInt, "M, cores sent to a client per round; 0: those of all other clients"] = 0
     download: ClassVar[str] = "core models of all other clients, or of M"
     upload: ClassVar[str] = "core model"
     client_state: ClassVar[str] = "core model, one weight per client"
     newcomer_start: ClassVar[str] = "core models of other clients; their weighted mean as its own"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.weight_lr >= 0, "weight_lr", "at least 0")
-        self.require(self.mu >= 0, "mu", "at least 0")
-        self.require(0 <= self.pull_rounds <= 1, "pull_rounds", "from 0 to 1")
-        self.require_choice("schedule", "exponential", "cosine")
-        self.require(self.limit >= 0, "limit", "at least 0")
 
     def init_server(self, setup: Setup) -> Tree:
         num_clients = setup.num_clients

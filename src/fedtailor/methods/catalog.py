@@ -1,16 +1,11 @@
 """Catalog of all methods, generated from the registry: paper, communication, client state, and late-joining clients."""
 
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedtailor.core.method import Method
 from fedtailor.methods import FAMILIES
-
-_CITATION = re.compile(
-    r'(?P<authors>[^"]+), "(?P<title>[^"]+)", (?P<venue>[^\d.;:,]*[^\d.;:, ])(?: (?P<year>\d{4}))?[.;:,]'
-)
 
 _INTRODUCTION = """# All methods
 
@@ -28,7 +23,7 @@ The columns:
 """
 
 _COLUMNS = [
-    "method", "name", "paper", "venue", "year", "download", "upload", "client state", "late-joining clients start with",
+    "method", "name", "paper", "download", "upload", "client state", "late-joining clients start with",
     "personalized",
 ]  # fmt: skip
 
@@ -39,30 +34,19 @@ class Entry:
 
     display_name: str  # proper name for tables and text, such as "Self-FL"
     family: str
-    authors: str
-    title: str
-    venue: str
-    year: str
+    paper: str  # citation; for a method without a paper, its description
     download: str  # what the server sends to a client in a round
     upload: str  # what the client sends to the server
     client_state: str  # what the client stores between rounds
     newcomer_start: str  # what a client that joins late receives and starts with
     personal: bool
 
-    @property
-    def paper(self) -> str:
-        """The citation in one line; for a method without a paper, its description."""
-        where = f"{self.venue} {self.year}".strip()
-        return f'{self.authors}, "{self.title}", {where}' if self.authors else self.title
-
 
 def make_entry(method: type[Method], family: str) -> Entry:
-    """Create the entry of a method; the citation is the start of the class docstring: Authors, "Title", Venue Year."""
-    text = " ".join((method.__doc__ or "").split("\n\n")[0].split())
-    match = _CITATION.match(text)
-    citation = match.groupdict("") if match else {"authors": "", "title": text, "venue": "", "year": ""}
+    """Create the entry of a method; the citation is the first paragraph of the class docstring."""
+    paper = " ".join((method.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
     texts = {name: getattr(method, name) for name in ("download", "upload", "client_state", "newcomer_start")}
-    return Entry(display_name=method.class_title(), family=family, **citation, **texts, personal=method.personal)
+    return Entry(method.class_title(), family, paper, **texts, personal=method.personal)
 
 
 def as_markdown() -> str:
@@ -74,17 +58,16 @@ def as_markdown() -> str:
             rows.append([f"**{family}**", *[""] * (len(_COLUMNS) - 1)])
         page = Path("docs/methods") / f"{name}.md"
         method = f"[{entry.display_name}]({page.name})" if page.is_file() else entry.display_name
-        paper = f"{entry.authors}: {entry.title}".removeprefix(": ")
-        columns = [entry.venue, entry.year, entry.download, entry.upload, entry.client_state, entry.newcomer_start]
-        rows.append([method, f"`{name}`", paper, *columns, "yes" if entry.personal else "no"])
+        columns = [entry.paper, entry.download, entry.upload, entry.client_state, entry.newcomer_start]
+        rows.append([method, f"`{name}`", *columns, "yes" if entry.personal else "no"])
     return _INTRODUCTION + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def catalog() -> dict[str, Entry]:
     """Return the entries of all methods by name, grouped by family.
 
-    >>> catalog()["fedavg"].venue, catalog()["fedavg"].year
-    ('AISTATS', '2017')
+    >>> catalog()["fedprox"].paper
+    'Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020'
     """
     return {
         method.__name__.lower(): make_entry(method, family)

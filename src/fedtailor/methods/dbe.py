@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import FractionAbove0, NonNegative
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Rows, Tree, map_leaves, mean, repeat, zeros_like
@@ -28,18 +29,15 @@ class DBE(LocalTraining):
     overshoots in narrow networks.
     """
 
-    kappa: float = 2.5  # κ, pull of the mean feature toward the consensus (50 in the paper's run, at lr 0.005)
-    mu: float = 1.0  # μ, weight of the newest batch in the running mean of features
-    memory: bool = True  # add a personal vector to the features
+    kappa: Annotated[
+        NonNegative, "κ, pull of the mean feature toward the consensus (50 in the paper's run, at lr 0.005)"
+    ] = 2.5
+    mu: Annotated[FractionAbove0, "μ, weight of the newest batch in the running mean of features"] = 1.0
+    memory: Annotated[bool, "add a personal vector to the features"] = True
     download: ClassVar[str] = "model, once the consensus feature"
     upload: ClassVar[str] = "model, once a mean feature"
     client_state: ClassVar[str] = "feature bias, consensus feature"
     newcomer_start: ClassVar[str] = "the global model, the consensus feature; a zero feature bias"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.kappa >= 0, "kappa", "at least 0")
-        self.require(0 < self.mu <= 1, "mu", "above 0 and at most 1")
 
     def init_server(self, setup: Setup) -> Tree:
         has_consensus = torch.zeros_like(setup.sizes, dtype=torch.bool)

@@ -1,9 +1,10 @@
 """Ditto: each client trains a personal model with a proximal term toward the global model."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegative
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Tree, mean, squared_distance
 
@@ -16,13 +17,9 @@ class Ditto(LocalTraining):
     term λ/2 ‖v − θ‖².
     """
 
-    lam: float = 1.0  # λ, weight of the proximal term of the personal model
+    lam: Annotated[NonNegative, "λ, weight of the proximal term of the personal model"] = 1.0
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "the global model as its personal model"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.lam >= 0, "lam", "at least 0")
 
     def init_client(self, setup: Setup) -> Tree:
         return {"own": setup.params}

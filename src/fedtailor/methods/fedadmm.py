@@ -1,14 +1,13 @@
 """FedADMM: one global model, trained by the alternating direction method of multipliers."""
 
 from dataclasses import dataclass
-from math import inf
-from numbers import Real
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import Positive
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Tree, add, dot, mean, scale, squared_distance, sub, zeros_like
 
@@ -29,23 +28,21 @@ class FedADMM(LocalTraining):
     number of epochs from 1 to 10 each time; here it is `epochs`.
     """
 
-    lr: float = 0.05  # η, local learning rate (0.1 in the code)
-    rho: float = 0.01  # ρ, penalty weight
-    server_lr: float | None = None  # η, server learning rate (1 in the code); none: m/N, the participating fraction
-    variant: Literal["paper", "code"] = "paper"  # Δ_i relative to the client's last w_i, or to the received model
-    start: Literal["received", "own"] = "received"  # initial w_i of each round: the received model, or its last value
+    lr: Annotated[Positive, "η, local learning rate (0.1 in the code)"] = 0.05
+    rho: Annotated[Positive, "ρ, penalty weight"] = 0.01
+    server_lr: Annotated[
+        Positive | None, "η, server learning rate (1 in the code); none: m/N, the participating fraction"
+    ] = None
+    variant: Annotated[Literal["paper", "code"], "Δ_i relative to the client's last w_i, or to the received model"] = (
+        "paper"
+    )
+    start: Annotated[Literal["received", "own"], "initial w_i of each round: the received model, or its last value"] = (
+        "received"
+    )
     personal: ClassVar[bool] = False
     upload: ClassVar[str] = "model update"
     client_state: ClassVar[str] = "local model, dual variable"
     newcomer_start: ClassVar[str] = "the global model as its local model; a zero dual variable"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.rho > 0, "rho", "above 0")
-        step = self.server_lr
-        self.require(step is None or (isinstance(step, Real) and 0 < step < inf), "server_lr", "above 0, or none")
-        self.require_choice("variant", "paper", "code")
-        self.require_choice("start", "received", "own")
 
     @property
     def uses_plain_mean(self) -> bool:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedtailor.core.batch import Batch, SharedContext
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import Constraint, Fraction, NonNegative, Positive, PositiveInt
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.model import Inputs
 from fedtailor.core.trees import Params, Rows, Tree, repeat
@@ -19,6 +20,7 @@ from fedtailor.methods._shared.class_statistics import class_means, membership, 
 
 _START, _DIRECTIONS, _FRESH = 0, 1, 2  # salts of random numbers; _FRESH and above: one per parameter
 _MIN_PROBABILITY = 1e-12  # lower bound of probabilities, so that their logarithms are finite
+_Noise = Annotated[float, Constraint("above 0, so that no real sample is sent unchanged", lambda value: value > 0)]
 
 
 @dataclass(frozen=True)
@@ -43,35 +45,27 @@ class FedAF(Method):
     from the former but are sent nonetheless, as in the paper; T_c is the mean over a batch.
     """
 
-    lr: float = 1.0  # learning rate of the synthetic samples
-    steps: int = 10  # steps of the synthetic samples per round
-    per_class: int = 10  # ipc, synthetic samples per class of a client
-    start: Literal["real", "noise"] = "real"  # where synthetic samples start: real samples plus noise, or noise
-    noise: float = 0.1  # standard deviation of the noise
-    gamma: float = 0.9  # γ, share of the received model w in w_k = γ w + (1 − γ) w̃, on which samples are learned
-    tau: float = 2.0  # τ, temperature of the soft labels
-    local_weight: float = 0.8  # λ_loc, weight of the distance between logits
-    server_weight: float = 0.8  # λ_glob, weight of the distance between soft labels
-    projections: int = 100  # number of projections of the sliced distance
-    server_lr: float = 0.1  # server learning rate (0.001 in a re-implementation)
-    server_epochs: int = 20  # server epochs over all synthetic samples
-    server_batch: int = 256  # server batch size
+    lr: Annotated[Positive, "learning rate of the synthetic samples"] = 1.0
+    steps: Annotated[PositiveInt, "steps of the synthetic samples per round"] = 10
+    per_class: Annotated[PositiveInt, "ipc, synthetic samples per class of a client"] = 10
+    start: Annotated[Literal["real", "noise"], "where synthetic samples start: real samples plus noise, or noise"] = (
+        "real"
+    )
+    noise: Annotated[_Noise, "standard deviation of the noise"] = 0.1
+    gamma: Annotated[
+        Fraction, "γ, share of the received model w in w_k = γ w + (1 − γ) w̃, on which samples are learned"
+    ] = 0.9
+    tau: Annotated[Positive, "τ, temperature of the soft labels"] = 2.0
+    local_weight: Annotated[NonNegative, "λ_loc, weight of the distance between logits"] = 0.8
+    server_weight: Annotated[NonNegative, "λ_glob, weight of the distance between soft labels"] = 0.8
+    projections: Annotated[PositiveInt, "number of projections of the sliced distance"] = 100
+    server_lr: Annotated[Positive, "server learning rate (0.001 in a re-implementation)"] = 0.1
+    server_epochs: Annotated[PositiveInt, "server epochs over all synthetic samples"] = 20
+    server_batch: Annotated[PositiveInt, "server batch size"] = 256
     personal: ClassVar[bool] = False
     download: ClassVar[str] = "model, mean logits per class"
     upload: ClassVar[str] = "synthetic samples, mean logits and soft labels per class"
     newcomer_start: ClassVar[str] = "the global model, the mean logits per class"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("steps", "per_class", "projections", "server_epochs", "server_batch"):
-            self.require(getattr(self, name) >= 1, name, "at least 1")
-        self.require_choice("start", "real", "noise")
-        self.require(0 <= self.gamma <= 1, "gamma", "between 0 and 1")
-        self.require(self.noise > 0, "noise", "above 0, so that no real sample is sent unchanged")
-        for name in ("tau", "server_lr"):
-            self.require(getattr(self, name) > 0, name, "above 0")
-        for name in ("local_weight", "server_weight"):
-            self.require(getattr(self, name) >= 0, name, "at least 0")
 
     def init_server(self, setup: Setup) -> Tree:
         classes, _ = setup.model.head_size

@@ -1,13 +1,14 @@
 """FedALA: each client learns how to mix the global model with its own before local training."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import FractionAbove0, NonNegative, PositiveInt
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.model import Model
 from fedtailor.core.trees import Params, Tree, map_leaves, mean, sub
@@ -27,19 +28,12 @@ class FedALA(LocalTraining):
     tensors (2: the last layer). Normalization layers, with their running statistics, are those of the global model.
     """
 
-    weight_lr: float = 1.0  # η, learning rate of W
-    layers: int = 1  # p, number of last layers that are mixed
-    share: float = 0.8  # s, fraction of a client's samples on which W is learned
-    first_epochs: int = 20  # maximum number of epochs the first time
+    weight_lr: Annotated[NonNegative, "η, learning rate of W"] = 1.0
+    layers: Annotated[PositiveInt, "p, number of last layers that are mixed"] = 1
+    share: Annotated[FractionAbove0, "s, fraction of a client's samples on which W is learned"] = 0.8
+    first_epochs: Annotated[PositiveInt, "maximum number of epochs the first time"] = 20
     client_state: ClassVar[str] = "personal last layers, their weights"
     newcomer_start: ClassVar[str] = "the global model as its personal model"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.weight_lr >= 0, "weight_lr", "at least 0")
-        self.require(self.layers >= 1, "layers", "at least 1")
-        self.require(0 < self.share <= 1, "share", "above 0 and at most 1")
-        self.require(self.first_epochs >= 1, "first_epochs", "at least 1")
 
     def init_client(self, setup: Setup) -> Tree:
         own = self._last_layers(setup.model, setup.params)

@@ -1,8 +1,10 @@
 """FedAlt: partial model personalization with alternating updates of the two parts."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import PositiveInt
 from fedtailor.core.trees import Tree
 from fedtailor.methods._shared.split import Split, SplitMethod, train_alternately
 
@@ -15,8 +17,8 @@ class FedAlt(SplitMethod):
     The server averages the shared parts.
     """
 
-    epochs: int = 1  # E, local epochs of each part
-    split: Split = "output"  # the personal part: output, input, split_input, or a list of layers
+    epochs: Annotated[PositiveInt, "E, local epochs of each part"] = 1
+    split: Annotated[Split, "the personal part: output, input, split_input, or a list of layers"] = "output"
 
     @property
     def part(self) -> Split:

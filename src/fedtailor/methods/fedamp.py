@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import Fraction, Positive
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Params, Tree, combine, dots, mean, put, repeat, squared_distance, sub
 from fedtailor.methods._shared.newcomers import newcomer_shares, set_newcomer_rows
@@ -27,25 +28,27 @@ class FedAMP(LocalTraining):
     fixed, and the other models share the rest in proportion to exp(σ cos(w_i, w_j)).
     """
 
-    alpha: float = 0.5  # α, maximum total weight of the others in u_i; for plain distances: the step size α_t
-    sigma: float = 0.5  # σ, squared distance at which a weight falls by the factor e; in units of the mean if relative
-    lam: float = 0.5  # λ, weight λ/α of the proximal term toward u_i (1 in the paper)
-    relative: bool = True  # divide squared distances by their mean; false: plain distances, as in the paper
-    attention: Literal["distance", "cosine"] = "distance"  # what determines the weights: FedAMP or HeurFedAMP
-    self_weight: float = 0.8  # ξ_ii, weight of the own model if attention is cosine
-    sharpness: float = 50.0  # σ of HeurFedAMP, influence of the cosine
+    alpha: Annotated[
+        Positive, "α, maximum total weight of the others in u_i; for plain distances: the step size α_t"
+    ] = 0.5
+    sigma: Annotated[
+        Positive, "σ, squared distance at which a weight falls by the factor e; in units of the mean if relative"
+    ] = 0.5
+    lam: Annotated[float, "λ, weight λ/α of the proximal term toward u_i (1 in the paper)"] = 0.5
+    relative: Annotated[bool, "divide squared distances by their mean; false: plain distances, as in the paper"] = True
+    attention: Annotated[Literal["distance", "cosine"], "what determines the weights: FedAMP or HeurFedAMP"] = (
+        "distance"
+    )
+    self_weight: Annotated[Fraction, "ξ_ii, weight of the own model if attention is cosine"] = 0.8
+    sharpness: Annotated[float, "σ of HeurFedAMP, influence of the cosine"] = 50.0
     download: ClassVar[str] = "personalized mixture of models"
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "the mean model as its personal model"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.alpha > 0, "alpha", "above 0")
         self.require(self.alpha <= 1 or not self.relative, "alpha", "at most 1 if distances are relative")
-        self.require(self.sigma > 0, "sigma", "above 0")
         self.require(0 <= self.lr * self.lam / self.alpha <= 1, "lam", "from 0 to alpha/lr")
-        self.require_choice("attention", "distance", "cosine")
-        self.require(0 <= self.self_weight <= 1, "self_weight", "from 0 to 1")
 
     def init_server(self, setup: Setup) -> Tree:
         like = setup.like

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import FractionAbove0, FractionBelow1, NonNegative
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Tree, combine, dots, put, repeat, squared_norms, sub
 from fedtailor.methods._shared.newcomers import newcomer_shares, set_newcomer_rows
@@ -24,15 +25,19 @@ class FedAPA(LocalTraining):
     and clients take turns.
     """
 
-    weight_lr: float = 0.01  # η_A, learning rate of the aggregation weights
-    self_weight: float = 0.5  # μ, weight of the own body before the row is normalized (1 in the code)
-    clip: bool = True  # clip weights to [0, 1]
-    self_adjust: bool = True  # set the own weight to μ
-    normalize: bool = True  # normalize rows to sum 1
-    share: Literal["body", "all"] = "body"  # what is shared: the body (as in the paper) or the whole model
-    weight_momentum: float = 0.0  # momentum of the aggregation weights (0.9 in the code, for all of A)
-    printed_sign: bool = False  # Equation 7 as printed, which ascends instead of descending
-    variant: Literal["paper", "code"] = "paper"  # the paper, or the authors' code
+    weight_lr: Annotated[NonNegative, "η_A, learning rate of the aggregation weights"] = 0.01
+    self_weight: Annotated[FractionAbove0, "μ, weight of the own body before the row is normalized (1 in the code)"] = (
+        0.5
+    )
+    clip: Annotated[bool, "clip weights to [0, 1]"] = True
+    self_adjust: Annotated[bool, "set the own weight to μ"] = True
+    normalize: Annotated[bool, "normalize rows to sum 1"] = True
+    share: Annotated[Literal["body", "all"], "what is shared: the body (as in the paper) or the whole model"] = "body"
+    weight_momentum: Annotated[
+        FractionBelow1, "momentum of the aggregation weights (0.9 in the code, for all of A)"
+    ] = 0.0
+    printed_sign: Annotated[bool, "Equation 7 as printed, which ascends instead of descending"] = False
+    variant: Annotated[Literal["paper", "code"], "the paper, or the authors' code"] = "paper"
     download: ClassVar[str] = "personalized mixture of bodies"
     upload: ClassVar[str] = "body"
     client_state: ClassVar[str] = "head"
@@ -40,11 +45,6 @@ class FedAPA(LocalTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.weight_lr >= 0, "weight_lr", "at least 0")
-        self.require(0 < self.self_weight <= 1, "self_weight", "above 0 and at most 1")
-        self.require(0 <= self.weight_momentum < 1, "weight_momentum", "at least 0 and below 1")
-        self.require_choice("share", "body", "all")
-        self.require_choice("variant", "paper", "code")
         usable = self.variant == "paper" or self.self_adjust
         self.require(usable, "self_adjust", "true with variant 'code', in which all other weights start at 0")
 

@@ -1,15 +1,14 @@
 """FedAPM: partial model personalization with ADMM."""
 
 from dataclasses import dataclass
-from math import inf
-from numbers import Real
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import InnerFraction, NonNegative, Positive, PositiveInt
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.model import Model
 from fedtailor.core.trees import Tree, add, dot, map_leaves, scale, squared_distance, sub, zeros_like
@@ -27,20 +26,26 @@ class FedAPM(Method):
     order="together" in addition, it equals FedSim.
     """
 
-    lr: float | None = None  # η, local learning rate (0.05 to 1 in the paper); none: 0.1 divided by the mean α_i
-    epochs_personal: int = 3  # local epochs of the personal part, if order is alternate
-    epochs_shared: int = 3  # maximum number of local epochs of the shared part
-    weight_decay: float = 0.0  # weight decay of local SGD (0.01 in the authors' code)
-    split: Split = "output"  # the personal part: output, input, split_input, or a list of layers
-    rho: float = 0.003  # ρ, weight of the penalty that keeps u_i close to u (0.01 in the paper)
-    sigma: float = 0.01  # σ, weight of the proximal term of the personal part
-    alpha: Literal["uniform", "size", "one"] = "uniform"  # α_i: 1/M, n_i/n, or 1
-    accuracy_start: float | None = None  # initial ξ_i; none: from the first gradient; 0: no early stopping
-    accuracy_decay: float = 0.5  # μ, factor by which ξ_i decreases per round (0.9 in the paper)
-    duals: bool = True  # false: all π_i stay 0
-    start: Literal["own", "received"] = "own"  # where u_i starts in each round: the client's copy, or the received u
-    order: Literal["alternate", "together"] = "alternate"  # train the two parts in turn, or together
-    printed_loss: bool = False  # Equation 9 as printed: the personal step without α_i
+    lr: Annotated[
+        Positive | None, "η, local learning rate (0.05 to 1 in the paper); none: 0.1 divided by the mean α_i"
+    ] = None
+    epochs_personal: Annotated[PositiveInt, "local epochs of the personal part, if order is alternate"] = 3
+    epochs_shared: Annotated[PositiveInt, "maximum number of local epochs of the shared part"] = 3
+    weight_decay: Annotated[NonNegative, "weight decay of local SGD (0.01 in the authors' code)"] = 0.0
+    split: Annotated[Split, "the personal part: output, input, split_input, or a list of layers"] = "output"
+    rho: Annotated[NonNegative, "ρ, weight of the penalty that keeps u_i close to u (0.01 in the paper)"] = 0.003
+    sigma: Annotated[NonNegative, "σ, weight of the proximal term of the personal part"] = 0.01
+    alpha: Annotated[Literal["uniform", "size", "one"], "α_i: 1/M, n_i/n, or 1"] = "uniform"
+    accuracy_start: Annotated[
+        NonNegative | None, "initial ξ_i; none: from the first gradient; 0: no early stopping"
+    ] = None
+    accuracy_decay: Annotated[InnerFraction, "μ, factor by which ξ_i decreases per round (0.9 in the paper)"] = 0.5
+    duals: Annotated[bool, "false: all π_i stay 0"] = True
+    start: Annotated[
+        Literal["own", "received"], "where u_i starts in each round: the client's copy, or the received u"
+    ] = "own"
+    order: Annotated[Literal["alternate", "together"], "train the two parts in turn, or together"] = "alternate"
+    printed_loss: Annotated[bool, "Equation 9 as printed: the personal step without α_i"] = False
     download: ClassVar[str] = "shared part"
     upload: ClassVar[str] = "change of the shared part and its dual variable"
     client_state: ClassVar[str] = "personal part, copy of the shared part, dual variable"
@@ -51,18 +56,7 @@ class FedAPM(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_split(self, self.split)
-        self.require(self.rho >= 0, "rho", "at least 0")
         self.require(self.rho > 0 or not self.duals, "rho", "above 0, because the dual variables are divided by it")
-        self.require(self.sigma >= 0, "sigma", "at least 0")
-        self.require(0 < self.accuracy_decay < 1, "accuracy_decay", "between 0 and 1")
-        accuracy = self.accuracy_start
-        valid = isinstance(accuracy, Real) and not isinstance(accuracy, bool) and 0 <= accuracy < inf
-        self.require(accuracy is None or valid, "accuracy_start", "a nonnegative number, or none")
-        self.require(self.epochs_personal >= 1, "epochs_personal", "at least 1")
-        self.require(self.epochs_shared >= 1, "epochs_shared", "at least 1")
-        self.require_choice("alpha", "uniform", "size", "one")
-        self.require_choice("start", "own", "received")
-        self.require_choice("order", "alternate", "together")
 
     @property
     def uses_plain_mean(self) -> bool:

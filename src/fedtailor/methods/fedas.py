@@ -1,13 +1,14 @@
 """FedAS: a shared body, aligned by each client and averaged by Fisher information."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegativeInt, Positive
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Params, Tree, dot, mean
 from fedtailor.methods._shared.class_statistics import pick_rows
@@ -26,19 +27,15 @@ class FedAS(LocalTraining):
     Alignment uses the batch size of the run (16 in the code).
     """
 
-    align_epochs: int = 1  # epochs of alignment; 0: no alignment
-    align_lr: float = 0.01  # learning rate of alignment (as in the code; small compared with lr)
-    weights: Literal["fisher", "size", "uniform"] = "fisher"  # client weights: F_i, number of samples, or uniform
+    align_epochs: Annotated[NonNegativeInt, "epochs of alignment; 0: no alignment"] = 1
+    align_lr: Annotated[Positive, "learning rate of alignment (as in the code; small compared with lr)"] = 0.01
+    weights: Annotated[Literal["fisher", "size", "uniform"], "client weights: F_i, number of samples, or uniform"] = (
+        "fisher"
+    )
     download: ClassVar[str] = "body"
     upload: ClassVar[str] = "body, Fisher weight"
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "the global body; the initial head"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.align_epochs >= 0, "align_epochs", "at least 0")
-        self.require(self.align_lr > 0, "align_lr", "above 0")
-        self.require_choice("weights", "fisher", "size", "uniform")
 
     @property
     def uses_plain_mean(self) -> bool:

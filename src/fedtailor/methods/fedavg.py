@@ -1,7 +1,7 @@
 """FedAvg: the server averages the models that clients trained locally."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.method import Exchange, LocalTraining
@@ -15,12 +15,10 @@ class FedAvg(LocalTraining):
     Clients train the global model on their own data, and the server averages the trained models.
     """
 
-    weights: Literal["size", "uniform"] = "size"  # client weights: by number of samples (as in the paper) or uniform
+    weights: Annotated[
+        Literal["size", "uniform"], "client weights: by number of samples (as in the paper) or uniform"
+    ] = "size"
     personal: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_choice("weights", "size", "uniform")
 
     @property
     def uses_plain_mean(self) -> bool:

@@ -1,9 +1,10 @@
 """FedAvgFT: FedAvg, followed by local fine-tuning of the global model."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegativeInt
 from fedtailor.core.trees import Tree
 from fedtailor.methods.fedavg import FedAvg
 
@@ -18,12 +19,8 @@ class FedAvgFT(FedAvg):
     """
 
     title: ClassVar[str] = "FedAvg-FT"
-    tuning_epochs: int = 5  # K_ft, epochs of fine-tuning (5 in FedBABU's code)
+    tuning_epochs: Annotated[NonNegativeInt, "K_ft, epochs of fine-tuning (5 in FedBABU's code)"] = 5
     personal: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.tuning_epochs >= 0, "tuning_epochs", "at least 0")
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         params = super().personalize(ctx, state, message)

@@ -1,9 +1,10 @@
 """FedBABU: only the body is trained; the head is fine-tuned afterward."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegativeInt
 from fedtailor.core.trees import Tree
 from fedtailor.methods._shared.split import PersonalHeadMethod, train_alternately
 
@@ -17,12 +18,10 @@ class FedBABU(PersonalHeadMethod):
     is the trained body with the initial head.
     """
 
-    tuning_epochs: int = 5  # τ_f, epochs of fine-tuning of body and head; 0: use the global model as is
+    tuning_epochs: Annotated[
+        NonNegativeInt, "τ_f, epochs of fine-tuning of body and head; 0: use the global model as is"
+    ] = 5
     client_state: ClassVar[str] = "initial head"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.tuning_epochs >= 0, "tuning_epochs", "at least 0")
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         return train_alternately(ctx, state, message, self.optimizer_options, personal_epochs=0)

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import Fraction, Positive
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Params, Tree, combine, map_leaves, mean, put, repeat, take
 
@@ -28,15 +29,12 @@ class FedCAC(LocalTraining):
     are averaged as in θ.
     """
 
-    tau: float = 0.5  # τ, fraction of critical entries per tensor (0.4 for CIFAR-100 in the paper)
-    beta: float = 100.0  # β, round after which clients do not collaborate (170 for CIFAR-100 in the paper)
+    tau: Annotated[Fraction, "τ, fraction of critical entries per tensor (0.4 for CIFAR-100 in the paper)"] = 0.5
+    beta: Annotated[Positive, "β, round after which clients do not collaborate (170 for CIFAR-100 in the paper)"] = (
+        100.0
+    )
     download: ClassVar[str] = "personalized mixture of models"
     upload: ClassVar[str] = "model, one bit per parameter"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(0 <= self.tau <= 1, "tau", "from 0 to 1")
-        self.require(self.beta > 0, "beta", "above 0")
 
     def init_server(self, setup: Setup) -> Tree:
         count, trainable = setup.num_clients, setup.model.trainable(setup.params)

@@ -1,7 +1,7 @@
 """FedCP: a conditional policy splits features between a personal head and the global head."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegative, Positive
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Params, Tree, add, mean, scale
@@ -33,17 +34,14 @@ class FedCP(LocalTraining):
     paper's run: with λ = 5 and the default lr, training on digits failed after about fifty rounds.
     """
 
-    lam: float = 0.25  # λ, weight of the MMD to the features of the received body (5 in the paper's run, at lr 0.005)
-    tau: float = 1.0  # τ, temperature of the policy
+    lam: Annotated[
+        NonNegative, "λ, weight of the MMD to the features of the received body (5 in the paper's run, at lr 0.005)"
+    ] = 0.25
+    tau: Annotated[Positive, "τ, temperature of the policy"] = 1.0
     download: ClassVar[str] = "model, policy network"
     upload: ClassVar[str] = "model, policy network"
     client_state: ClassVar[str] = "head"
     newcomer_start: ClassVar[str] = "the global model and policy network; the global head as its own"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.lam >= 0, "lam", "at least 0")
-        self.require(self.tau > 0, "tau", "above 0")
 
     def init_server(self, setup: Setup) -> Tree:
         _, width = setup.model.head_size

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import Positive
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Tree, add, dot, mean, repeat, scale, squared_norms, sub
 
@@ -18,15 +19,14 @@ class FedExP(LocalTraining):
     The server extrapolates along the mean update Δ with the step size η_g = max(1, mean ‖Δ_i‖² / (2 (‖Δ‖² + ε))).
     """
 
-    weights: Literal["size", "uniform"] = "uniform"  # client weights: uniform (as in the paper) or by number of samples
-    epsilon: float = 0.001  # ε, bounds the step size (0.1 for EMNIST in the paper)
-    average_last: bool = True  # evaluate the mean of the last two global models; training continues from the last one
+    weights: Annotated[
+        Literal["size", "uniform"], "client weights: uniform (as in the paper) or by number of samples"
+    ] = "uniform"
+    epsilon: Annotated[Positive, "ε, bounds the step size (0.1 for EMNIST in the paper)"] = 0.001
+    average_last: Annotated[
+        bool, "evaluate the mean of the last two global models; training continues from the last one"
+    ] = True
     personal: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_choice("weights", "size", "uniform")
-        self.require(self.epsilon > 0, "epsilon", "above 0")
 
     def init_server(self, setup: Setup) -> Tree:
         return {"params": setup.params, "previous": setup.params}

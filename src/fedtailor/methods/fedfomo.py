@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtailor.core import random
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import Fraction, InnerFraction, NonNegative, PositiveInt
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Tree, map_leaves, put, repeat, squared_norms, take
 from fedtailor.methods._shared.newcomers import newcomer_shares, set_newcomer_rows
@@ -28,21 +29,14 @@ class FedFomo(LocalTraining):
     those that remain.
     """
 
-    models: int = 5  # M, models sent to a client per round
-    explore: float = 0.3  # ε, probability of a random model
-    explore_decay: float = 0.05  # amount by which ε decreases per round
-    validation: float = 0.2  # fraction of a client's samples for validation
+    models: Annotated[PositiveInt, "M, models sent to a client per round"] = 5
+    explore: Annotated[Fraction, "ε, probability of a random model"] = 0.3
+    explore_decay: Annotated[NonNegative, "amount by which ε decreases per round"] = 0.05
+    validation: Annotated[InnerFraction, "fraction of a client's samples for validation"] = 0.2
     download: ClassVar[str] = "models of M other clients"
     upload: ClassVar[str] = "model, M weights"
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "models of M other clients; the initial model as its own until then"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.models >= 1, "models", "at least 1")
-        self.require(0 <= self.explore <= 1, "explore", "from 0 to 1")
-        self.require(self.explore_decay >= 0, "explore_decay", "at least 0")
-        self.require(0 < self.validation < 1, "validation", "between 0 and 1")
 
     def init_server(self, setup: Setup) -> Tree:
         like = setup.like

@@ -1,12 +1,13 @@
 """FedGH: the server trains a shared head on class prototypes; bodies are personal."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegative, PositiveInt
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Params, Tree, scale, sub
 from fedtailor.methods._shared.prototypes import prototypes
@@ -22,19 +23,13 @@ class FedGH(LocalTraining):
     its `received` model has the server's head.
     """
 
-    server_lr: float = 0.01  # η, learning rate of the server's head
-    server_epochs: int = 1  # server epochs over the prototypes of a round
-    server_batch: int = 1  # server batch size
+    server_lr: Annotated[NonNegative, "η, learning rate of the server's head"] = 0.01
+    server_epochs: Annotated[PositiveInt, "server epochs over the prototypes of a round"] = 1
+    server_batch: Annotated[PositiveInt, "server batch size"] = 1
     download: ClassVar[str] = "head"
     upload: ClassVar[str] = "client prototypes"
     client_state: ClassVar[str] = "body"
     newcomer_start: ClassVar[str] = "the global head; the initial body"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.server_lr >= 0, "server_lr", "at least 0")
-        self.require(self.server_epochs >= 1, "server_epochs", "at least 1")
-        self.require(self.server_batch >= 1, "server_batch", "at least 1")
 
     def init_server(self, setup: Setup) -> Tree:
         return {"params": setup.split("head")[1]}

@@ -1,7 +1,7 @@
 """FedLAG: FedAvg with layer-wise personalization by gradient conflict."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from fedtailor.core.method import LocalTraining, Method
 from fedtailor.methods._shared.layerwise import Layerwise
@@ -16,11 +16,9 @@ class FedLAG(Layerwise, LocalTraining):
     FedAvg in which the layers with the most gradient conflicts are personal; equals LAG(FedAvg(...)).
     """
 
-    weights: Literal["size", "uniform"] = "uniform"  # client weights: uniform (as in the paper) or by number of samples
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require_choice("weights", "size", "uniform")
+    weights: Annotated[
+        Literal["size", "uniform"], "client weights: uniform (as in the paper) or by number of samples"
+    ] = "uniform"
 
     @property
     def wrapped(self) -> Method:

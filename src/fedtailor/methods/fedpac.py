@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import Fraction, FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Params, Rows, Tree, combine, mean, put, repeat, take
 from fedtailor.methods._shared.class_statistics import membership, merge_rows
@@ -32,25 +33,18 @@ class FedPAC(LocalTraining):
     its head.
     """
 
-    lr: float = 0.1  # η, learning rate of the body (0.01 in the paper)
-    epochs: int = 2  # E, epochs of the body, after those of the head (5 in the paper)
-    momentum: float = 0.5  # momentum of local SGD, for both parts
-    weight_decay: float = 0.0005  # weight decay of local SGD, for both parts
-    head_lr: float = 0.1  # η_g, learning rate of the head
-    head_epochs: int = 1  # epochs of the head, before those of the body
-    lam: float = 1.0  # λ, weight of the alignment of features with prototypes
-    mix: bool = True  # combine heads; false: each client keeps its own head
-    smallest: float = 0.001  # weights of heads below this value become 0
+    lr: Annotated[Positive, "η, learning rate of the body (0.01 in the paper)"] = 0.1
+    epochs: Annotated[PositiveInt, "E, epochs of the body, after those of the head (5 in the paper)"] = 2
+    momentum: Annotated[FractionBelow1, "momentum of local SGD, for both parts"] = 0.5
+    weight_decay: Annotated[NonNegative, "weight decay of local SGD, for both parts"] = 0.0005
+    head_lr: Annotated[Positive, "η_g, learning rate of the head"] = 0.1
+    head_epochs: Annotated[NonNegativeInt, "epochs of the head, before those of the body"] = 1
+    lam: Annotated[NonNegative, "λ, weight of the alignment of features with prototypes"] = 1.0
+    mix: Annotated[bool, "combine heads; false: each client keeps its own head"] = True
+    smallest: Annotated[Fraction, "weights of heads below this value become 0"] = 0.001
     download: ClassVar[str] = "body, personalized combination of heads, prototypes"
     upload: ClassVar[str] = "body, head, client prototypes, class sizes, feature statistics"
     newcomer_start: ClassVar[str] = "the global body, the mean head, the global prototypes"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.head_lr > 0, "head_lr", "above 0")
-        self.require(self.head_epochs >= 0, "head_epochs", "at least 0")
-        self.require(self.lam >= 0, "lam", "at least 0")
-        self.require(0 <= self.smallest <= 1, "smallest", "at least 0 and at most 1")
 
     def init_server(self, setup: Setup) -> Tree:
         body, head = setup.split("head")

@@ -1,7 +1,7 @@
 """FedPHP: a running average of past local models teaches the next local training."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import FractionBelow1
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Tree, add, mean, scale
 from fedtailor.methods._shared.mmd import squared_mmd
@@ -27,17 +28,13 @@ class FedPHP(LocalTraining):
     requires a classifier.
     """
 
-    lam: float = 0.1  # λ, weight of the teacher in the loss
-    mu: float = 0.9  # μ, maximum weight of the past in the personal model
-    teaching: Literal["mmd", "kd"] = "mmd"  # R, match the teacher in its features (MMD) or its outputs (distillation)
+    lam: Annotated[FractionBelow1, "λ, weight of the teacher in the loss"] = 0.1
+    mu: Annotated[FractionBelow1, "μ, maximum weight of the past in the personal model"] = 0.9
+    teaching: Annotated[
+        Literal["mmd", "kd"], "R, match the teacher in its features (MMD) or its outputs (distillation)"
+    ] = "mmd"
     client_state: ClassVar[str] = "personal model, 1 scalar"
     newcomer_start: ClassVar[str] = "the global model as its personal model"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(0 <= self.lam < 1, "lam", "at least 0 and below 1")
-        self.require(0 <= self.mu < 1, "mu", "at least 0 and below 1")
-        self.require_choice("teaching", "mmd", "kd")
 
     def init_client(self, setup: Setup) -> Tree:
         return {"own": setup.params, "participations": setup.like.new_zeros(())}

@@ -1,12 +1,13 @@
 """FedProto: clients exchange class prototypes instead of models."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegative
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Rows, Tree
@@ -28,19 +29,17 @@ class FedProto(LocalTraining):
     with which it was trained.
     """
 
-    lam: float = 1.0  # λ, weight of the alignment of features with prototypes
-    answer: Literal["prototypes", "head"] = "prototypes"  # nearest prototype of the client's classes, or local head
-    weights: Literal["size", "uniform"] = "size"  # client weights: by number of samples or uniform (as in the code)
+    lam: Annotated[NonNegative, "λ, weight of the alignment of features with prototypes"] = 1.0
+    answer: Annotated[Literal["prototypes", "head"], "nearest prototype of the client's classes, or local head"] = (
+        "prototypes"
+    )
+    weights: Annotated[
+        Literal["size", "uniform"], "client weights: by number of samples or uniform (as in the code)"
+    ] = "size"
     download: ClassVar[str] = "prototypes"
     upload: ClassVar[str] = "client prototypes, class sizes"
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "the global prototypes; the initial model"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.lam >= 0, "lam", "at least 0")
-        self.require_choice("answer", "prototypes", "head")
-        self.require_choice("weights", "size", "uniform")
 
     def init_server(self, setup: Setup) -> Tree:
         return {"prototypes": no_prototypes(setup)}

@@ -1,9 +1,10 @@
 """FedProx: FedAvg with a proximal term in the local objective."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegative
 from fedtailor.core.method import Exchange, LocalTraining
 from fedtailor.core.trees import Tree, mean, squared_distance
 
@@ -15,12 +16,8 @@ class FedProx(LocalTraining):
     FedAvg with the proximal term μ/2 ‖w − θ‖² in the local objective, which keeps local models close to the received θ.
     """
 
-    mu: float = 0.1  # μ, weight of the proximal term toward the received model
+    mu: Annotated[NonNegative, "μ, weight of the proximal term toward the received model"] = 0.1
     personal: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.mu >= 0, "mu", "at least 0")
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         params = ctx.sgd(

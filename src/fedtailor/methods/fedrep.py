@@ -1,8 +1,10 @@
 """FedRep: a shared body and a personal head; each client trains its head first, then the body."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegativeInt, PositiveInt
 from fedtailor.core.trees import Tree
 from fedtailor.methods._shared.split import PersonalHeadMethod, train_alternately
 
@@ -16,12 +18,8 @@ class FedRep(PersonalHeadMethod):
     head training to the last round; here all rounds are the same.
     """
 
-    epochs: int = 1  # local epochs of the body
-    head_epochs: int = 9  # τ, local epochs of the head
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.head_epochs >= 0, "head_epochs", "at least 0")
+    epochs: Annotated[PositiveInt, "local epochs of the body"] = 1
+    head_epochs: Annotated[NonNegativeInt, "τ, local epochs of the head"] = 9
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         return train_alternately(ctx, state, message, self.optimizer_options, self.head_epochs)

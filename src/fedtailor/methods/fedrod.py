@@ -1,13 +1,14 @@
 """FedRoD: a generic head with a balanced loss and a personal head on one shared body."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegative
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Tree, mean, zeros_like
@@ -25,13 +26,9 @@ class FedRoD(LocalTraining):
     paper's hypernetwork for it is omitted.
     """
 
-    gamma: float = 1.0  # γ, exponent of the class counts in the balanced softmax
+    gamma: Annotated[NonNegative, "γ, exponent of the class counts in the balanced softmax"] = 1.0
     client_state: ClassVar[str] = "personal head"
     newcomer_start: ClassVar[str] = "the global model; a zero personal head"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.gamma >= 0, "gamma", "at least 0")
 
     def init_client(self, setup: Setup) -> Tree:
         return {"head": zeros_like(setup.split("head")[1])}

@@ -1,7 +1,9 @@
 """FedSim: partial model personalization with simultaneous updates of both parts."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from fedtailor.core.fields import PositiveInt
 from fedtailor.methods._shared.split import Split, SplitMethod
 
 
@@ -12,8 +14,8 @@ class FedSim(SplitMethod):
     Clients train the shared and the personal part simultaneously. The server averages the shared parts.
     """
 
-    epochs: int = 1  # E, local epochs
-    split: Split = "output"  # the personal part: output, input, split_input, or a list of layers
+    epochs: Annotated[PositiveInt, "E, local epochs"] = 1
+    split: Annotated[Split, "the personal part: output, input, split_input, or a list of layers"] = "output"
 
     @property
     def part(self) -> Split:

@@ -1,7 +1,7 @@
 """GPFL: a conditional valve extracts global and personalized features."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegative
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.model import Inputs, Model, cross_entropy
 from fedtailor.core.trees import Tree, dot, mean
@@ -30,19 +31,19 @@ class GPFL(LocalTraining):
     with more, the valve decays until contexts have no effect.
     """
 
-    lam: float = 0.01  # λ, weight of the distance to the class embedding (Frobenius norm over a batch, not squared)
-    mu: float = 0.005  # μ, weight decay of embeddings and valve (0.1 in the paper); body and head: weight_decay
-    contexts: Literal["received", "own"] = "received"  # embeddings that define contexts: received, or last trained
+    lam: Annotated[
+        NonNegative, "λ, weight of the distance to the class embedding (Frobenius norm over a batch, not squared)"
+    ] = 0.01
+    mu: Annotated[
+        NonNegative, "μ, weight decay of embeddings and valve (0.1 in the paper); body and head: weight_decay"
+    ] = 0.005
+    contexts: Annotated[Literal["received", "own"], "embeddings that define contexts: received, or last trained"] = (
+        "received"
+    )
     download: ClassVar[str] = "body, class embeddings, valve"
     upload: ClassVar[str] = "body, class embeddings, valve"
     client_state: ClassVar[str] = "head"
     newcomer_start: ClassVar[str] = "the global body, embeddings, and valve; the initial head"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.lam >= 0, "lam", "at least 0")
-        self.require(self.mu >= 0, "mu", "at least 0")
-        self.require_choice("contexts", "received", "own")
 
     def init_server(self, setup: Setup) -> Tree:
         classes, width = setup.model.head_size

@@ -1,6 +1,7 @@
 """LAG: a wrapper that makes layers with gradient conflicts personal, for any method with one global model."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from fedtailor.core.method import Method
 from fedtailor.methods._shared.layerwise import Layerwise
@@ -17,7 +18,7 @@ class LAG(Layerwise):
     message contains another dict of layers, clients must store it in their state under the same name.
     """
 
-    inner: Method = field(default_factory=FedAvg)  # the method to wrap
+    inner: Annotated[Method, "the method to wrap"] = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:
         super().__post_init__()

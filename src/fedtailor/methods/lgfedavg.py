@@ -1,7 +1,7 @@
 """LG-FedAvg: a shared head and a personal body."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedtailor.core.trees import Params
 from fedtailor.methods._shared.split import Split, SplitMethod, Splitter
@@ -18,7 +18,9 @@ class LGFedAvg(SplitMethod):
     """
 
     title: ClassVar[str] = "LG-FedAvg"
-    weights: Literal["size", "uniform"] = "uniform"  # client weights: uniform (as in the code) or by number of samples
+    weights: Annotated[
+        Literal["size", "uniform"], "client weights: uniform (as in the code) or by number of samples"
+    ] = "uniform"
     download: ClassVar[str] = "head"
     upload: ClassVar[str] = "head"
     client_state: ClassVar[str] = "body"

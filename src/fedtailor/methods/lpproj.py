@@ -1,13 +1,14 @@
 """lp-proj: personal models that are coupled through a low-dimensional random projection."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegative, Positive, PositiveInt
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.trees import Tree, add, dots, map_leaves, mean, repeat, scale, squared_norms
 
@@ -26,14 +27,14 @@ class LpProj(Method):
     """
 
     title: ClassVar[str] = "lp-proj"
-    lr: float = 0.1  # η_p, learning rate of the personal model
-    anchor_lr: float = 0.1  # η_l, learning rate of the client's copy of w
-    lam: float = 15.0  # λ, weight of the penalty
-    p: float = 1.0  # p of the norm, at least 1
-    dimension: int = 10  # d_s, entries of w
-    steps: int = 4  # L, batches between two steps of w (20 in the paper)
-    repeats: int = 5  # R, steps of w per round
-    beta: float = 1.0  # β, share of the new average in w
+    lr: Annotated[Positive, "η_p, learning rate of the personal model"] = 0.1
+    anchor_lr: Annotated[NonNegative, "η_l, learning rate of the client's copy of w"] = 0.1
+    lam: Annotated[NonNegative, "λ, weight of the penalty"] = 15.0
+    p: Annotated[float, "p of the norm, at least 1"] = 1.0
+    dimension: Annotated[PositiveInt, "d_s, entries of w"] = 10
+    steps: Annotated[PositiveInt, "L, batches between two steps of w (20 in the paper)"] = 4
+    repeats: Annotated[PositiveInt, "R, steps of w per round"] = 5
+    beta: Annotated[Positive, "β, share of the new average in w"] = 1.0
     download: ClassVar[str] = "projected model"
     upload: ClassVar[str] = "projected model"
     client_state: ClassVar[str] = "personal model"
@@ -41,11 +42,7 @@ class LpProj(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lam", "anchor_lr"):
-            self.require(getattr(self, name) >= 0, name, "at least 0")
-        for name in ("p", "dimension", "steps", "repeats"):
-            self.require(getattr(self, name) >= 1, name, "at least 1")
-        self.require(self.beta > 0, "beta", "above 0")
+        self.require(self.p >= 1, "p", "at least 1")
         stable = self.p != 2 or self.lam * max(self.lr, self.anchor_lr) < 2
         self.require(stable, "lam", "below 2/lr and 2/anchor_lr with p = 2")
 

@@ -1,12 +1,13 @@
 """Per-FedAvg: the global model is meta-trained for fast local adaptation (MAML)."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegative, Positive, PositiveInt
 from fedtailor.core.method import Exchange, LocalTraining
 from fedtailor.core.trees import Tree, add, dot, map_leaves, mean, scale, sub
 
@@ -25,20 +26,14 @@ class PerFedAvg(LocalTraining):
     """
 
     title: ClassVar[str] = "Per-FedAvg"
-    lr: float = 0.1  # β, learning rate of the global model (0.001 in the paper)
-    inner_lr: float = 0.01  # α, learning rate of the adaptation, in training and in use
-    adapt_steps: int = 1  # steps of the adaptation in use, one batch each
-    hessian: Literal["none", "difference"] = "none"  # first order (FO), or a central difference (HF)
-    delta: float = 0.001  # δ, width of the difference
-    weights: Literal["uniform", "size"] = "uniform"  # client weights: uniform (as in the paper) or by number of samples
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.inner_lr >= 0, "inner_lr", "at least 0")
-        self.require(self.adapt_steps >= 1, "adapt_steps", "at least 1")
-        self.require_choice("hessian", "none", "difference")
-        self.require(self.delta > 0, "delta", "above 0")
-        self.require_choice("weights", "uniform", "size")
+    lr: Annotated[Positive, "β, learning rate of the global model (0.001 in the paper)"] = 0.1
+    inner_lr: Annotated[NonNegative, "α, learning rate of the adaptation, in training and in use"] = 0.01
+    adapt_steps: Annotated[PositiveInt, "steps of the adaptation in use, one batch each"] = 1
+    hessian: Annotated[Literal["none", "difference"], "first order (FO), or a central difference (HF)"] = "none"
+    delta: Annotated[Positive, "δ, width of the difference"] = 0.001
+    weights: Annotated[
+        Literal["uniform", "size"], "client weights: uniform (as in the paper) or by number of samples"
+    ] = "uniform"
 
     @property
     def uses_plain_mean(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch.func import vjp
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import FractionBelow1, NonNegative, Positive, PositiveInt
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.trees import Params, Tree, dot, map_leaves, mean, repeat, scale, zeros_like
 from fedtailor.methods._shared.hypernetwork import (
@@ -39,30 +40,23 @@ class PFedHN(Method):
     """
 
     title: ClassVar[str] = "pFedHN"
-    lr: float = 0.005  # α, local learning rate
-    steps: int = 50  # K, local steps per round
-    momentum: float = 0.9  # momentum of local SGD
-    weight_decay: float = 5e-5  # weight decay of local SGD
-    hyper_lr: float = 0.05  # η, learning rate of hypernetwork and embeddings (paper: 0.01, or 0.05 with a local head)
-    hyper_momentum: float = 0.9  # momentum of the hypernetwork
-    hyper_weight_decay: float = 1e-3  # weight decay of the hypernetwork
-    clip: float = 50.0  # maximum gradient norm, on clients and on the server
-    hidden: int = 100  # width of the hypernetwork
-    local_head: bool = False  # the head is personal (pFedHN-PC)
-    turns: bool = False  # clients take turns, with a server step after each (as in the paper)
-    printed_sign: bool = False  # returned − sent, which ascends instead of descending
+    lr: Annotated[Positive, "α, local learning rate"] = 0.005
+    steps: Annotated[PositiveInt, "K, local steps per round"] = 50
+    momentum: Annotated[FractionBelow1, "momentum of local SGD"] = 0.9
+    weight_decay: Annotated[NonNegative, "weight decay of local SGD"] = 5e-5
+    hyper_lr: Annotated[
+        NonNegative, "η, learning rate of hypernetwork and embeddings (paper: 0.01, or 0.05 with a local head)"
+    ] = 0.05
+    hyper_momentum: Annotated[FractionBelow1, "momentum of the hypernetwork"] = 0.9
+    hyper_weight_decay: Annotated[NonNegative, "weight decay of the hypernetwork"] = 1e-3
+    clip: Annotated[Positive, "maximum gradient norm, on clients and on the server"] = 50.0
+    hidden: Annotated[PositiveInt, "width of the hypernetwork"] = 100
+    local_head: Annotated[bool, "the head is personal (pFedHN-PC)"] = False
+    turns: Annotated[bool, "clients take turns, with a server step after each (as in the paper)"] = False
+    printed_sign: Annotated[bool, "returned − sent, which ascends instead of descending"] = False
     download: ClassVar[str] = "generated model"
     client_state: ClassVar[str] = "nothing, or head"
     newcomer_start: ClassVar[str] = "the model of the mean embedding; the initial head if heads are personal"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.steps >= 1, "steps", "at least 1")
-        self.require(self.hyper_lr >= 0, "hyper_lr", "at least 0")
-        self.require(0 <= self.hyper_momentum < 1, "hyper_momentum", "at least 0 and below 1")
-        self.require(self.hyper_weight_decay >= 0, "hyper_weight_decay", "at least 0")
-        self.require(self.clip > 0, "clip", "above 0")
-        self.require(self.hidden >= 1, "hidden", "at least 1")
 
     @property
     def sequential_clients(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegative, NonNegativeInt, Positive, PositiveInt
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Params, Rows, Tree, map_leaves, put, repeat, take
 from fedtailor.errors import ConfigError
@@ -41,25 +42,19 @@ class PFedLA(LocalTraining):
     """
 
     title: ClassVar[str] = "pFedLA"
-    lr: float = 0.1  # η, local learning rate (0.01 in the re-implementation)
-    epochs: int = 2  # E, local epochs (10 in the re-implementation)
-    hyper_lr: float = 1.0  # η_hn, learning rate of the hypernetworks (0.005 in the re-implementation)
-    retained: int = 0  # K, layers that stay on the client (HeurpFedLA)
-    normalize: Literal["sum", "softmax"] = "sum"  # how outputs become shares: ReLU divided by the sum, or softmax
-    embedding: int = 100  # dimension of v_i, the embedding of client i
-    hidden: int = 100  # width of the hypernetworks
-    printed_sign: bool = False  # returned − sent, which ascends instead of descending
+    lr: Annotated[Positive, "η, local learning rate (0.01 in the re-implementation)"] = 0.1
+    epochs: Annotated[PositiveInt, "E, local epochs (10 in the re-implementation)"] = 2
+    hyper_lr: Annotated[NonNegative, "η_hn, learning rate of the hypernetworks (0.005 in the re-implementation)"] = 1.0
+    retained: Annotated[NonNegativeInt, "K, layers that stay on the client (HeurpFedLA)"] = 0
+    normalize: Annotated[
+        Literal["sum", "softmax"], "how outputs become shares: ReLU divided by the sum, or softmax"
+    ] = "sum"
+    embedding: Annotated[PositiveInt, "dimension of v_i, the embedding of client i"] = 100
+    hidden: Annotated[PositiveInt, "width of the hypernetworks"] = 100
+    printed_sign: Annotated[bool, "returned − sent, which ascends instead of descending"] = False
     download: ClassVar[str] = "personalized mixture per layer"
     client_state: ClassVar[str] = "nothing, or retained layers"
     newcomer_start: ClassVar[str] = "equal shares of all models; initial retained layers"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.hyper_lr >= 0, "hyper_lr", "at least 0")
-        self.require(self.retained >= 0, "retained", "at least 0")
-        self.require_choice("normalize", "sum", "softmax")
-        self.require(self.embedding >= 1, "embedding", "at least 1")
-        self.require(self.hidden >= 1, "hidden", "at least 1")
 
     def init_server(self, setup: Setup) -> Tree:
         count, layers = setup.num_clients, sorted({_layer_name(name) for name in setup.params})

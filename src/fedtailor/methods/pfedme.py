@@ -1,10 +1,11 @@
 """pFedMe: personal models by Moreau envelopes."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import Positive, PositiveInt
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.trees import Tree, add, mean, scale, sub
 
@@ -18,23 +19,18 @@ class PFedMe(Method):
     """
 
     title: ClassVar[str] = "pFedMe"
-    lr: float = 0.05  # η, learning rate of the client's copy w_i of the global model (0.005 in the paper)
-    personal_lr: float = 0.09  # η_p, learning rate of the personal model
-    lam: float = 15.0  # λ, weight of the proximal term toward w_i
-    inner_steps: int = 5  # K, steps of the personal model per batch
-    steps: int = 20  # R, batches per round
-    beta: float = 1.0  # β, share of the new average in the global model
+    lr: Annotated[Positive, "η, learning rate of the client's copy w_i of the global model (0.005 in the paper)"] = 0.05
+    personal_lr: Annotated[Positive, "η_p, learning rate of the personal model"] = 0.09
+    lam: Annotated[Positive, "λ, weight of the proximal term toward w_i"] = 15.0
+    inner_steps: Annotated[PositiveInt, "K, steps of the personal model per batch"] = 5
+    steps: Annotated[PositiveInt, "R, batches per round"] = 20
+    beta: Annotated[Positive, "β, share of the new average in the global model"] = 1.0
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "the global model as its personal model"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.personal_lr > 0, "personal_lr", "above 0")
-        self.require(self.lam > 0, "lam", "above 0")
         self.require(self.lr * self.lam < 1, "lr", "below 1/lam")
-        self.require(self.inner_steps >= 1, "inner_steps", "at least 1")
-        self.require(self.steps >= 1, "steps", "at least 1")
-        self.require(self.beta > 0, "beta", "above 0")
 
     def init_client(self, setup: Setup) -> Tree:
         return {"own": setup.params}

@@ -1,9 +1,10 @@
 """SCAFFOLD: FedAvg with control variates that correct client drift."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import Positive, PositiveInt
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.trees import Tree, add, dot, mean, scale, sub, zeros_like
 
@@ -17,18 +18,14 @@ class Scaffold(Method):
     """
 
     title: ClassVar[str] = "SCAFFOLD"
-    lr: float = 0.1  # η, local learning rate
-    epochs: int = 2  # local epochs, K batches in total
-    server_lr: float = 1.0  # η_g, server learning rate
+    lr: Annotated[Positive, "η, local learning rate"] = 0.1
+    epochs: Annotated[PositiveInt, "local epochs, K batches in total"] = 2
+    server_lr: Annotated[Positive, "η_g, server learning rate"] = 1.0
     personal: ClassVar[bool] = False
     download: ClassVar[str] = "model, control variate"
     upload: ClassVar[str] = "model, change of the control variate"
     client_state: ClassVar[str] = "control variate"
     newcomer_start: ClassVar[str] = "the global model; a zero control variate"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(self.server_lr > 0, "server_lr", "above 0")
 
     @property
     def uses_plain_mean(self) -> bool:

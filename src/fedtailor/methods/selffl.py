@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import FractionBelow1, NonNegativeInt, Positive, PositiveInt
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.trees import (  # fmt: skip
     Tree,
@@ -95,19 +96,19 @@ class SelfFL(Method):
     """
 
     title: ClassVar[str] = "Self-FL"
-    lr: float = 0.1  # η, local learning rate
-    max_steps: int = 40  # ℓ_max, maximum number of local steps
-    default_steps: int = 20  # local steps while σ_m² is unknown, or if steps are not adjusted
-    warmup: int = 5  # initial rounds of FedAvg, which do not count for the variances
-    forgetting: float = 0.0  # minimum weight of the newest model in the running variance
-    likelihood: Literal["sum", "mean"] = "sum"  # Eq. 8 for a mean loss (η/N_m), or as printed (η)
-    adjust_start: bool = True  # adjust where local training starts (Eq. 10)
-    adjust_steps: bool = True  # adjust the number of local steps (Eq. 8)
-    adjust_weights: bool = True  # adjust client weights (Eq. 11); false: by number of samples
-    smoothing: bool = True  # move θ by the fraction of participating clients
-    augmented: bool = False  # Algorithm 2: variances and mean of local minima, twice the communication
-    minimum_steps: int = 100  # additional steps to a local minimum, if augmented
-    clusters: tuple[int, ...] = ()  # cluster of each client, 0 to K − 1; none: no clusters
+    lr: Annotated[Positive, "η, local learning rate"] = 0.1
+    max_steps: Annotated[PositiveInt, "ℓ_max, maximum number of local steps"] = 40
+    default_steps: Annotated[PositiveInt, "local steps while σ_m² is unknown, or if steps are not adjusted"] = 20
+    warmup: Annotated[NonNegativeInt, "initial rounds of FedAvg, which do not count for the variances"] = 5
+    forgetting: Annotated[FractionBelow1, "minimum weight of the newest model in the running variance"] = 0.0
+    likelihood: Annotated[Literal["sum", "mean"], "Eq. 8 for a mean loss (η/N_m), or as printed (η)"] = "sum"
+    adjust_start: Annotated[bool, "adjust where local training starts (Eq. 10)"] = True
+    adjust_steps: Annotated[bool, "adjust the number of local steps (Eq. 8)"] = True
+    adjust_weights: Annotated[bool, "adjust client weights (Eq. 11); false: by number of samples"] = True
+    smoothing: Annotated[bool, "move θ by the fraction of participating clients"] = True
+    augmented: Annotated[bool, "Algorithm 2: variances and mean of local minima, twice the communication"] = False
+    minimum_steps: Annotated[PositiveInt, "additional steps to a local minimum, if augmented"] = 100
+    clusters: Annotated[tuple[int, ...], "cluster of each client, 0 to K − 1; none: no clusters"] = ()
     download: ClassVar[str] = "model, 2 scalars"
     upload: ClassVar[str] = "model, 1 scalar"
     client_state: ClassVar[str] = "personal model, its mean and variance over rounds"
@@ -115,11 +116,6 @@ class SelfFL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("max_steps", "default_steps", "minimum_steps"):
-            self.require(getattr(self, name) >= 1, name, "at least 1")
-        self.require(self.warmup >= 0, "warmup", "at least 0")
-        self.require(0 <= self.forgetting < 1, "forgetting", "at least 0 and below 1")
-        self.require_choice("likelihood", "sum", "mean")
         integers = isinstance(self.clusters, (tuple, list)) and all(type(number) is int for number in self.clusters)
         complete = integers and set(self.clusters) == set(range(len(set(self.clusters))))
         self.require(complete, "clusters", "a list of integers from 0 to K - 1 without gaps")

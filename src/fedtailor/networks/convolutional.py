@@ -1,7 +1,7 @@
 """Small convolutional networks."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import nn
 
@@ -30,7 +30,7 @@ def _side_after_convolutions(side: int) -> int:
 class CNN:
     """FedAPM's network: two 3×3 convolutions with 16 and 32 channels, then a layer with 128 units."""
 
-    norm: str = "none"  # normalization after each convolution: none (as in the paper), group, or batch
+    norm: Annotated[str, "normalization after each convolution: none (as in the paper), group, or batch"] = "none"
     parts: ClassVar[dict[str, tuple[str, ...]]] = {"output": ("fc1", "head")}  # FedAPM's personal layers
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod
+from typing import Annotated
 
 from torch import nn
 
@@ -20,7 +21,7 @@ class Logistic:
 class MLP:
     """Fully connected layers with ReLU."""
 
-    hidden: tuple[int, ...] = (64, 32)  # widths of the hidden layers
+    hidden: Annotated[tuple[int, ...], "widths of the hidden layers"] = (64, 32)
 
     def __post_init__(self) -> None:
         check_sizes("hidden", self.hidden)

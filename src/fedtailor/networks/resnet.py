@@ -1,6 +1,7 @@
 """Residual networks."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +50,9 @@ def _build_resnet(shape: Shape, outputs: int, channels: Shape, blocks: Shape, no
 class ResNet9:
     """FedLAG's network for MNIST (Table 5 of the paper)."""
 
-    norm: str = "group"  # normalization: group, batch, or none
-    blocks: tuple[int, ...] = (1, 2, 2, 1)  # residual blocks per group
-    channels: tuple[int, ...] = (32, 64, 128, 256)  # channels per group
+    norm: Annotated[str, "normalization: group, batch, or none"] = "group"
+    blocks: Annotated[tuple[int, ...], "residual blocks per group"] = (1, 2, 2, 1)
+    channels: Annotated[tuple[int, ...], "channels per group"] = (32, 64, 128, 256)
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
         channels, blocks = tuple(self.channels), tuple(self.blocks)
@@ -62,9 +63,9 @@ class ResNet9:
 class ResNet20:
     """FedLAG's network for CIFAR-10 (Table 5 of the paper); CIFAR-100 uses blocks=(2, 3, 4)."""
 
-    norm: str = "group"  # normalization: group, batch, or none
-    blocks: tuple[int, ...] = (3, 3, 3)  # residual blocks per group
-    channels: tuple[int, ...] = (64, 128, 256)  # channels per group; the original ResNet-20 has 16, 32, 64
+    norm: Annotated[str, "normalization: group, batch, or none"] = "group"
+    blocks: Annotated[tuple[int, ...], "residual blocks per group"] = (3, 3, 3)
+    channels: Annotated[tuple[int, ...], "channels per group; the original ResNet-20 has 16, 32, 64"] = (64, 128, 256)
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
         channels, blocks = tuple(self.channels), tuple(self.blocks)

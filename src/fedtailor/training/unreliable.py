@@ -2,21 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.core.fields import Constraint, FractionBelow1, check_fields
 from fedtailor.core.untrusted_input import parse_json, read_text
 from fedtailor.errors import ConfigError
 
 # Salts of the random numbers by purpose; 3 and 4 are used elsewhere.
 _AWAY, _HOUR, _SPEED, _JITTER, _DROPOUT = range(5, 10)
-_MAX_SIGMA, _MAX_DEADLINE = 10.0, 1e9  # so that times stay finite
 _MAX_TRACE_BYTES = 2**22  # enough for 1,000 rounds of 1,000 clients; a shorter trace is repeated
 _MAX_CLIENTS = 2**31
+# The upper limits keep times finite.
+_Sigma = Annotated[float, Constraint("from 0 to 10", lambda value: 0 <= value <= 10)]
+_Deadline = Annotated[float, Constraint("above 0 and at most 1e9", lambda value: 0 < value <= 1e9)]
+_Day = Annotated[int, Constraint("0 or at least 2 rounds", lambda value: value == 0 or value >= 2)]
 
 
 @dataclass(frozen=True)
@@ -25,30 +29,26 @@ class Unreliable:
 
     A client that is away is not selected. A client that is late or drops out receives the message but uploads nothing,
     and its state is unchanged. A client's time for a round is (its samples / the mean over clients) / its speed, for
-    every method. The comment beside a field is its help text on the command line.
+    every method.
 
     >>> Unreliable(trace=[[0, 1], [2]]).available(3, round=4, seed=0)
     [2]
     """
 
-    away: float = 0.0  # fraction of rounds in which a client is unavailable
-    day: int = 0  # rounds per day; each client is away once a day, at a fixed hour; 0: away at random
-    trace: str | Path | list[list[int]] | None = None  # JSON file that lists the available clients of every round
-    speeds: float = 0.0  # σ of the clients' log-normal speeds, which stay fixed for the whole run
-    jitter: float = 0.0  # σ of a client's log-normal change in speed from round to round
-    deadline: float | None = None  # clients that take longer are late; 1: the time of the mean client at speed 1
-    dropout: float = 0.0  # fraction of selected clients that drop out during the round
+    away: Annotated[FractionBelow1, "fraction of rounds in which a client is unavailable"] = 0.0
+    day: Annotated[_Day, "rounds per day; each client is away once a day, at a fixed hour; 0: away at random"] = 0
+    trace: Annotated[
+        str | Path | list[list[int]] | None, "JSON file that lists the available clients of every round"
+    ] = None
+    speeds: Annotated[_Sigma, "σ of the clients' log-normal speeds, which stay fixed for the whole run"] = 0.0
+    jitter: Annotated[_Sigma, "σ of a client's log-normal change in speed from round to round"] = 0.0
+    deadline: Annotated[
+        _Deadline | None, "clients that take longer are late; 1: the time of the mean client at speed 1"
+    ] = None
+    dropout: Annotated[FractionBelow1, "fraction of selected clients that drop out during the round"] = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("away", "dropout"):
-            fraction = getattr(self, name)
-            self._require(_is_number(fraction) and 0 <= fraction < 1, name, "a fraction from 0 to below 1")
-        for name in ("speeds", "jitter"):
-            sigma = getattr(self, name)
-            self._require(_is_number(sigma) and 0 <= sigma <= _MAX_SIGMA, name, f"from 0 to {_MAX_SIGMA:g}")
-        self._require(_is_integer(self.day) and (self.day == 0 or self.day >= 2), "day", "0 or at least 2 rounds")
-        is_valid = self.deadline is None or (_is_number(self.deadline) and 0 < self.deadline <= _MAX_DEADLINE)
-        self._require(is_valid, "deadline", "a number above 0, or none")
+        check_fields(self, "unreliable.")
         if self.deadline is None and (self.speeds or self.jitter):
             raise ConfigError("unreliable.speeds and unreliable.jitter need a deadline; set it to, for example, 2.")
         if self.trace is not None and (self.away or self.day):
@@ -56,10 +56,6 @@ class Unreliable:
         # Store the content of the file, so that the run folder is complete without it.
         trace = read_trace(self.trace) if isinstance(self.trace, (str, Path)) else self.trace
         object.__setattr__(self, "trace", None if trace is None else check_trace(trace))
-
-    def _require(self, is_valid: bool, name: str, requirement: str) -> None:
-        if not is_valid:
-            raise ConfigError(f"unreliable.{name} must be {requirement}, got {getattr(self, name)!r}.")
 
     def available(self, num_clients: int, round: int, seed: int) -> Sequence[int]:
         """Return the clients that can be selected in a round, in ascending order."""
@@ -134,10 +130,6 @@ def check_trace(trace: Any) -> list[list[int]]:
         if len(set(clients)) != len(clients):
             raise ConfigError(f"Round {number} of unreliable.trace names a client twice; list each client once.")
     return [sorted(int(client) for client in clients) for clients in trace]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _is_integer(value: Any) -> bool:

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.fields import NonNegativeInt
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Params, Tree, mean, put, repeat, squared_norms, sub, take
@@ -39,22 +39,19 @@ def conflicts(changes: Params, threshold: float) -> tuple[Tensor, Tensor]:
 class Layerwise(Method):
     """Base of LAG and FedLAG: in each round, the layers with the most gradient conflicts become personal."""
 
-    personal_layers: int | None = None  # k, maximum number of personal layers (5 in the paper); none: 2, or all but one
-    threshold: float = -0.1  # ξ, two clients conflict in a layer if the cosine of their changes is below ξ
-    warmup: int = 1  # round whose changes give the first choice (30 in the paper, from scratch)
-    layers: Choice = "conflict"  # the personal layers: by conflict, or always the first, middle, or last k
+    personal_layers: Annotated[
+        NonNegativeInt | None, "k, maximum number of personal layers (5 in the paper); none: 2, or all but one"
+    ] = None
+    threshold: Annotated[float, "ξ, two clients conflict in a layer if the cosine of their changes is below ξ"] = -0.1
+    warmup: Annotated[NonNegativeInt, "round whose changes give the first choice (30 in the paper, from scratch)"] = 1
+    layers: Annotated[Choice, "the personal layers: by conflict, or always the first, middle, or last k"] = "conflict"
     download: ClassVar[str] = "layers without conflict"
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "the layers without conflict; the other layers are initial"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        count = self.personal_layers
-        valid = isinstance(count, Integral) and not isinstance(count, bool) and count >= 0
-        self.require(count is None or valid, "personal_layers", "a nonnegative integer, or none")
         self.require(-1 <= self.threshold <= 1, "threshold", "a cosine between -1 and 1")
-        self.require(self.warmup >= 0, "warmup", "at least 0")
-        self.require_choice("layers", "conflict", "first", "middle", "last")
 
     @property
     def wrapped(self) -> Method:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.method import Exchange, LocalTraining, Method, Setup
@@ -24,7 +24,7 @@ def require_split(method: Method, split: Split) -> None:
 class SplitMethod(LocalTraining):
     """Base of methods with a split model: clients train both parts jointly, and the server averages the shared part."""
 
-    weights: Literal["size", "uniform"] = "size"  # client weights: by number of samples or uniform
+    weights: Annotated[Literal["size", "uniform"], "client weights: by number of samples or uniform"] = "size"
     download: ClassVar[str] = "shared part"
     upload: ClassVar[str] = "shared part"
     client_state: ClassVar[str] = "personal part"
@@ -33,7 +33,6 @@ class SplitMethod(LocalTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_split(self, self.part)
-        self.require_choice("weights", "size", "uniform")
 
     @property
     def part(self) -> Split:

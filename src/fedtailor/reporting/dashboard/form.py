@@ -43,13 +43,12 @@ def form_schema() -> dict[str, Any]:
     run_fields = [f for f in _fields(Experiment, "") if f["name"] not in ("method", "network", *_TABLES)]
     sections = [{"key": "", "title": _TITLES[""], "fields": run_fields}]
     sections += [{"key": key, "title": _TITLES[key], "fields": _fields(cls, key)} for key, cls in _TABLES.items()]
-    papers = catalog()
-    about = {
-        name: {"description": papers[name].paper, "family": papers[name].family} for name in METHODS if name in papers
-    }
     return {
         "sections": sections,
-        "methods": {n: {**about.get(n, {}), "fields": _fields(cls, "")} for n, cls in METHODS.items()},
+        "methods": {
+            name: {"description": paper.paper, "family": paper.family, "fields": _fields(METHODS[name], "")}
+            for name, paper in catalog().items()
+        },
         "networks": {n: {"description": _first_line(cls), "fields": _fields(cls, "")} for n, cls in NETWORKS.items()},
         "data": {name: dataset.description for name, dataset in DATASETS.items()}
         | {"folder": "your own data: one .npz file or one folder of images per client"},
@@ -113,7 +112,7 @@ def _fields(cls: type[Any], prefix: str) -> list[dict[str, Any]]:
 
 
 def _field(name: str, hint: Any, default: str, help_text: str) -> dict[str, Any]:
-    """Return a field's input type and choices (from its annotation), its default, and its help (from its comment)."""
+    """Return a field's input type and choices (from its annotation), its default, and its help."""
     kind, choices = _input_type(name, hint)
     shown = default.strip("()").replace(", ", ",").strip(",") if kind == "text" else default
     if kind in ("integer", "number") and default == "None":

@@ -6,13 +6,13 @@ server:  dequantize  ->  (trusted: clip  ->  noise)  ->  message + change
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from math import isfinite, sqrt
-from numbers import Real
-from typing import Any
+from math import sqrt
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from fedtailor.core.fields import FractionAbove0, InnerFraction, NonNegative, Positive, check_fields
 from fedtailor.core.method import Method
 from fedtailor.core.trees import Rows, Tree, leaves
 from fedtailor.errors import ConfigError
@@ -27,43 +27,31 @@ from fedtailor.training.channel.quantization import (
     is_valid_encoding,
 )
 
-_FORMATS = ("none", "float16", "int8")
-
 
 @dataclass(frozen=True)
 class Channel:
     """How uploads are clipped, noised, sparsified, and quantized. By default they are unchanged.
 
-    Trees are stacked over clients on the leading axis, and each client is encoded independently of the others. The
-    comment beside a field is its help text on the command line.
+    Trees are stacked over clients on the leading axis, and each client is encoded independently of the others.
 
     >>> channel, sent, uploads = Channel(clip=1.0), {"w": torch.zeros(1, 2)}, {"w": torch.tensor([[3.0, 4.0]])}
     >>> channel.decode(channel.encode(uploads, sent, [0], round=1, seed=0), sent, [0], round=1, seed=0)["w"]
     tensor([[0.6000, 0.8000]])
     """
 
-    clip: float | None = None  # C, maximum L2 norm of an upload's change; none: unlimited
-    noise: float = 0.0  # z, standard deviation of Gaussian noise in units of C, for differential privacy; 0: no noise
-    delta: float = 1e-5  # δ, probability with which the ε in the record may not hold
-    trusted: bool = False  # true: the server adds noise z·C to the sum of a round; false: each client to its upload
-    top: float = 1.0  # fraction of each tensor that is sent, the largest changes; 1: all
-    quantize: Format = "none"  # format of the values: none (unchanged), float16, or int8
+    clip: Annotated[Positive | None, "C, maximum L2 norm of an upload's change; none: unlimited"] = None
+    noise: Annotated[
+        NonNegative, "z, standard deviation of Gaussian noise in units of C, for differential privacy; 0: no noise"
+    ] = 0.0
+    delta: Annotated[InnerFraction, "δ, probability with which the ε in the record may not hold"] = 1e-5
+    trusted: Annotated[
+        bool, "true: the server adds noise z·C to the sum of a round; false: each client to its upload"
+    ] = False
+    top: Annotated[FractionAbove0, "fraction of each tensor that is sent, the largest changes; 1: all"] = 1.0
+    quantize: Annotated[Format, "format of the values: none (unchanged), float16, or int8"] = "none"
 
     def __post_init__(self) -> None:
-        def is_number(value: Any) -> bool:
-            return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
-
-        checks = [
-            ("clip", self.clip is None or (is_number(self.clip) and self.clip > 0), "a number above 0, or none"),
-            ("noise", is_number(self.noise) and self.noise >= 0, "a number of at least 0"),
-            ("delta", is_number(self.delta) and 0 < self.delta < 1, "a number between 0 and 1"),
-            ("trusted", isinstance(self.trusted, bool), "true or false"),
-            ("top", is_number(self.top) and 0 < self.top <= 1, "a fraction above 0 and at most 1"),
-            ("quantize", self.quantize in _FORMATS, f"one of {', '.join(_FORMATS)}"),
-        ]
-        for name, is_valid, requirement in checks:
-            if not is_valid:
-                raise ConfigError(f"channel.{name} must be {requirement}, got {getattr(self, name)!r}.")
+        check_fields(self, "channel.")
         if self.noise and self.clip is None:
             raise ConfigError("channel.noise is measured in units of channel.clip; set channel.clip too.")
         if self.trusted and not self.noise:
