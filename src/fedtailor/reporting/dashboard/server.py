@@ -84,7 +84,10 @@ def _listen(host: str, port: int | None) -> socket.socket:
     dualstack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
         try:
-            return socket.create_server((host, candidate), family=family, dualstack_ipv6=dualstack)
+            found = socket.create_server((host, candidate), family=family, dualstack_ipv6=dualstack)
+            # Connections inherit this option. Without it, a response's body waits for the acknowledgment of its header.
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return found
         except OSError as error:
             reason, cause = error.strerror or str(error), error
     where = host if port is None else f"{host}, port {port}"
