@@ -109,7 +109,8 @@ def main() -> None:
         before = resident()
         started = time.perf_counter()
         live = DashboardServer(root, port=0)
-        threading.Thread(target=live.serve_forever, daemon=True).start()
+        server = threading.Thread(target=live.serve_forever)
+        server.start()
         client = Client(live)
         measure("list of runs, during the first read", lambda repeat: client.get("/api/runs?since="), 30)
         while any(row["reading"] for row in json.loads(client.get("/api/runs?since="))["runs"]):
@@ -119,8 +120,8 @@ def main() -> None:
             f"{options.runs} runs, records of {size / 1e6:.0f} MB: read in {seconds:.1f} s, {growth:.0f} MB of memory"
         )
         _measure_all(client, root, pending)
-        live.shutdown()
-        live.server_close()
+        live.stop()
+        server.join()
 
 
 def _measure_all(client: Client, root: Path, pending: list[bytes]) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +27,10 @@ from support.browser import (
     approx,
     drawn_curves,
     missing_programs,
-    serve_dashboard,
     tab_order,
     weighted_score,
 )
-from support.dashboard_client import kill_all, make_run
+from support.dashboard_client import dashboard, kill_all, make_run
 
 MISSING = missing_programs()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
@@ -43,6 +43,17 @@ def root(tmp_path: Path) -> Iterator[Path]:
     """A folder for runs; experiments that are still running are killed after the test."""
     yield tmp_path
     kill_all(tmp_path)
+
+
+@contextmanager
+def opened(browser: Browser, folder: Path) -> Iterator[None]:
+    """Open the dashboard of a folder, which must load nothing from elsewhere and log no errors."""
+    with dashboard(folder) as server:
+        open_dashboard(browser, server.url)
+        yield
+        assert browser.console_errors() == []
+        origin = server.url.partition("?")[0]
+        assert [url for url in browser.requests() if not url.startswith(origin)] == []
 
 
 def open_dashboard(browser: Browser, address: str) -> None:
@@ -77,16 +88,8 @@ def start_experiment(browser: Browser, values: dict[str, str]) -> str:
     return browser.text("#run-title")
 
 
-def check_clean(browser: Browser, address: str) -> None:
-    """Check that the console has no errors, and that all requests went to the dashboard's server."""
-    origin = address.partition("/?")[0] + "/"
-    assert browser.console_errors() == []
-    assert [url for url in browser.requests() if not url.startswith(origin)] == []
-
-
 def test_run_started_from_form_finishes_and_shows_records(browser: Browser, root: Path) -> None:
-    with serve_dashboard(root) as address:
-        open_dashboard(browser, address)
+    with opened(browser, root):
         assert "token" not in browser.driver.current_url  # the browser's history would save it
         browser.wait_until(
             lambda: browser.find("#empty").is_displayed(), "the message about an empty folder is missing"
@@ -111,21 +114,13 @@ def test_run_started_from_form_finishes_and_shows_records(browser: Browser, root
         assert f"{weighted_score(run, run.scores('trained')):.1f} %" in row
         assert f"{weighted_score(run, run.scores('received')):.1f} %" in row
         browser.save_screenshot("live-list")
-        check_clean(browser, address)
-
-
-def test_form_opened_twice_while_loading_appears_once(browser: Browser, root: Path) -> None:
-    with serve_dashboard(root) as address:
-        open_dashboard(browser, address)
-        browser.script("location.hash = '#new'; location.hash = ''; location.hash = '#new'")
-        browser.wait_until(lambda: browser.text("#command").startswith("fedtailor run"), "the form is not shown")
-        assert len(browser.find_all('[data-field="rounds"]')) == 1
 
 
 def test_invalid_value_shows_error_and_marks_field(browser: Browser, root: Path) -> None:
-    with serve_dashboard(root) as address:
-        open_dashboard(browser, address)
-        browser.click("#new-link")
+    with opened(browser, root):
+        browser.script("location.hash = '#new'; location.hash = ''; location.hash = '#new'")
+        browser.wait_until(lambda: browser.text("#command").startswith("fedtailor run"), "the form is not shown")
+        assert len(browser.find_all('[data-field="rounds"]')) == 1  # although it was opened twice while loading
         for values in ({"method": "fedprox", "method.mu": "-1"}, {"method": "fedavg", "rounds": "many"}):
             settings = {"method": {"name": values["method"]}}
             name, value = [*values.items()][-1]
@@ -142,11 +137,11 @@ def test_invalid_value_shows_error_and_marks_field(browser: Browser, root: Path)
             browser.save_screenshot(f"live-form-error-{values['method']}")
             field.clear()
         assert not [path for path in root.iterdir() if not path.name.startswith(".")]
+        assert all("422" in error for error in browser.console_errors())
 
 
 def test_run_is_stopped_and_resumed(browser: Browser, root: Path) -> None:
-    with serve_dashboard(root) as address:
-        open_dashboard(browser, address)
+    with opened(browser, root):
         name = start_experiment(browser, SMALL | {"method": "fedavg", "rounds": "3000", "evaluate_every": "1000"})
         progress = "#run-progress [role=progressbar]"
 
@@ -172,12 +167,10 @@ def test_run_is_stopped_and_resumed(browser: Browser, root: Path) -> None:
         )
         browser.click("#do-stop")
         browser.wait_until(lambda: state(browser) == "stopped", "the resumed run does not stop")
-        check_clean(browser, address)
 
 
 def test_updates_of_running_experiment_keep_clicks_and_focus(browser: Browser, root: Path) -> None:
-    with serve_dashboard(root) as address:
-        open_dashboard(browser, address)
+    with opened(browser, root):
         name = start_experiment(browser, SMALL | {"method": "fedavg", "rounds": "100000", "evaluate_every": "50000"})
 
         def rounds() -> int:
@@ -203,7 +196,6 @@ def test_updates_of_running_experiment_keep_clicks_and_focus(browser: Browser, r
         assert browser.focused() == focused == browser.find(box) and focused.is_selected()
         browser.press(" ")
         browser.wait_until(lambda: browser.text("#compare") == "Compare selected runs", "the run stays selected")
-        check_clean(browser, address)
 
 
 def test_running_experiments_keep_their_order(browser: Browser, root: Path) -> None:
@@ -212,8 +204,7 @@ def test_running_experiments_keep_their_order(browser: Browser, root: Path) -> N
         os.utime(root / name / "rounds.jsonl", (1e9 + number, 1e9 + number))
         if name != "finished":
             shutil.rmtree(root / name / "personal")
-    with serve_dashboard(root) as address, folder_lock(root / "a"), folder_lock(root / "b"):
-        open_dashboard(browser, address)
+    with opened(browser, root), folder_lock(root / "a"), folder_lock(root / "b"):
         browser.wait_until(
             lambda: "reading" not in browser.text("#runs") and len(browser.find_all("#running li")) == 2,
             "the runs are not shown as running",
@@ -227,8 +218,7 @@ def test_buttons_act_on_the_shown_run(browser: Browser, root: Path) -> None:
     for name in ("first", "second"):  # both failed before their first round
         for suffix, text in ((".toml", "rounds = 1"), (".pid", "1"), (".end", "1")):
             (root / LAUNCHER_FOLDER / f"{name}{suffix}").write_text(text)
-    with serve_dashboard(root) as address:
-        open_dashboard(browser, address)
+    with opened(browser, root):
         for name in ("first", "second"):
             browser.click("#home")
             browser.click(f'#runs tr[data-run="{name}"] a')
@@ -241,8 +231,7 @@ def test_buttons_act_on_the_shown_run(browser: Browser, root: Path) -> None:
 
 
 def test_selected_runs_are_compared(browser: Browser, compared: Path, runs: dict[tuple[str, int], ft.Run]) -> None:
-    with serve_dashboard(compared / "runs") as address:
-        open_dashboard(browser, address)
+    with opened(browser, compared / "runs"):
         browser.wait_until(lambda: len(browser.find_all("#runs tbody tr")) == len(runs), "not all runs are listed")
         browser.wait_until(lambda: "reading" not in browser.text("#runs"), "runs are not read")
         selected = [("fedavg", 0), ("local", 0)]
@@ -262,14 +251,12 @@ def test_selected_runs_are_compared(browser: Browser, compared: Path, runs: dict
         browser.figure("curves").find_element("xpath", ".//label[.//span[.='bytes']]").click()
         browser.wait_until(lambda: drawn_curves(browser, "x") != before, "the choice does not change the figure")
         browser.save_screenshot("live-comparison")
-        check_clean(browser, address)
 
 
 def test_client_view_matches_records(browser: Browser, compared: Path, runs: dict[tuple[str, int], ft.Run]) -> None:
     run, number = runs["fedapa", 0], 2
     client = run.info["clients"][number]
-    with serve_dashboard(compared / "runs") as address:
-        open_dashboard(browser, address)
+    with opened(browser, compared / "runs"):
         browser.wait_until(lambda: browser.find_all('#runs tr[data-run="fedapa-seed0"] a'), "the run is not listed")
         browser.click('#runs tr[data-run="fedapa-seed0"] a')
         browser.wait_until(
@@ -290,7 +277,6 @@ def test_client_view_matches_records(browser: Browser, compared: Path, runs: dic
         weights[number] = -1
         assert browser.text("#neighbors tbody tr a") == run.info["clients"][int(weights.argmax())]["name"]
         browser.save_screenshot("live-client")
-        check_clean(browser, address)
 
 
 VIEWS = {
@@ -302,11 +288,8 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_views_fit_small_screens_and_are_reachable_by_keyboard(browser: Browser, compared: Path, theme: str) -> None:
-    with serve_dashboard(compared / "runs") as address:
-        open_dashboard(browser, address)
-        browser.set_color_scheme(theme)
+def test_views_fit_small_screens_and_are_reachable_by_keyboard(browser: Browser, compared: Path) -> None:
+    with opened(browser, compared / "runs"):
         ready = {"list": "#runs tbody tr", "new": "#sections fieldset", "run": "#clients tbody tr",
                  "client": "#neighbors tbody tr", "comparison": "[data-figure=curves][data-drawn]"}  # fmt: skip
         for view, fragment in VIEWS.items():
@@ -318,18 +301,19 @@ def test_views_fit_small_screens_and_are_reachable_by_keyboard(browser: Browser,
                 browser.resize(size)
                 too_wide = f"{view} is wider than {size[0]} pixels"
                 browser.wait_until(lambda: browser.overflow() <= 0 and not browser.script(SCROLLED_TABLES), too_wide)
-                browser.save_screenshot(f"live-{view}-{size[0]}-{theme}")
+                browser.save_screenshot(f"live-{view}-{size[0]}")
             browser.resize(WIDE)
             expected, found = browser.script(FOCUSABLE), tab_order(browser)
             assert [e.get_attribute("outerHTML")[:200] for e in expected if e not in found] == [], view
             assert [e.get_attribute("outerHTML")[:200] for e in expected if not e.accessible_name] == [], view
-        check_clean(browser, address)
+            browser.set_color_scheme("dark")
+            browser.save_screenshot(f"live-{view}-dark")
+            browser.set_color_scheme("light")
 
 
 def test_first_tab_on_a_run_folder_reaches_the_first_element(browser: Browser, compared: Path) -> None:
     """`fedtailor live RUN_FOLDER` shows the run without moving the focus."""
-    with serve_dashboard(compared / "runs" / "fedapa-seed0") as address:
-        open_dashboard(browser, address)
+    with opened(browser, compared / "runs" / "fedapa-seed0"):
         browser.wait_for("#run:not([hidden]) #clients tbody tr")
         assert browser.text("#run-title") == "fedapa-seed0" and browser.driver.current_url.endswith("#run=fedapa-seed0")
         assert browser.focused().tag_name == "body"
@@ -337,17 +321,16 @@ def test_first_tab_on_a_run_folder_reaches_the_first_element(browser: Browser, c
         assert browser.focused() == browser.script(FOCUSABLE)[0] == browser.find("#skip")
         browser.driver.back()
         browser.wait_until(lambda: browser.find("#list").is_displayed(), "the list is not shown")
-        check_clean(browser, address)
 
 
 def test_page_without_token_shows_error(browser: Browser, root: Path) -> None:
-    with serve_dashboard(root) as address:
-        bare = address.partition("?")[0]
+    with dashboard(root) as server:
+        bare = server.url.partition("?")[0]
         for guess in (bare, f"{bare}?token=guessed"):
             browser.open(guess)
             assert browser.find("body").text.startswith("Open the URL that fedtailor live printed")
             assert not browser.find_all("#new-link")
         browser.save_screenshot("live-without-token")
-        open_dashboard(browser, address)
+        open_dashboard(browser, server.url)
         browser.open(bare)  # the cookie is sufficient now
         browser.wait_until(lambda: browser.find_all("#new-link"), "the cookie is not accepted")

@@ -41,8 +41,7 @@ def report(browser: Browser, compared: Path) -> Browser:
     return browser
 
 
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("size", "theme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])
 def test_report_offline_draws_all_figures_without_errors(
     browser: Browser, compared: Path, size: tuple[int, int], theme: str
 ) -> None:

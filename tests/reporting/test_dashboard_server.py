@@ -1,147 +1,169 @@
 """The dashboard's server: which requests it accepts, and how it handles invalid ones."""
 
-import json
+import logging
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from conftest import error_message
 from fedtailor.reporting.dashboard import server as server_module
+from fedtailor.reporting.dashboard.app import MAX_BODY_BYTES
 from fedtailor.reporting.dashboard.routes import GET_ROUTES
-from fedtailor.reporting.dashboard.server import MAX_BODY_BYTES, DashboardServer, startup_messages
+from fedtailor.reporting.dashboard.server import DashboardServer, startup_messages
 from fedtailor.reporting.dashboard.views import MAX_COMPARED
 from support.dashboard_client import dashboard, get, make_run, post, request
 
 
-def test_request_without_token_is_rejected(tmp_path: Path) -> None:
-    with dashboard(tmp_path) as server:
-        for path in ("/", "/api/runs", "/api/form", "/nothing", "/?token=", f"/?token={server.token[:-1]}x"):
-            status, _, found = request(server, "GET", path, Cookie=None)
-            assert status == 403 and "token" in found["error"]
-        assert request(server, "GET", "/api/runs", Cookie=f"fedtailor_{server.port}=wrong")[0] == 403
-        assert request(server, "GET", f"/api/runs?token={server.token}", Cookie=None)[0] == 403  # only for the page
-        assert request(server, "POST", "/api/start", "{}", Cookie=None)[0] == 403
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardServer]:
+    """The dashboard of an empty folder; there is a run next to the folder."""
+    folder = tmp_path_factory.mktemp("folder")
+    make_run(folder / "outside", rounds=1)
+    (folder / "runs").mkdir()
+    with dashboard(folder / "runs") as found:
+        yield found
+    assert not list((folder / "runs").iterdir())  # rejected requests start nothing
 
 
-def test_printed_url_sets_http_only_same_site_cookie(tmp_path: Path) -> None:
-    with dashboard(tmp_path) as server:
-        status, headers, text = request(server, "GET", server.url.partition(str(server.port))[2], Cookie=None)
-        assert status == 200 and text.startswith(b"<!DOCTYPE html>")
-        cookie = headers["Set-Cookie"]
-        assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
-        assert request(server, "GET", "/api/runs", Cookie=cookie.partition(";")[0])[0] == 200
-        assert server.token.encode() not in text
+@pytest.mark.parametrize(
+    ("method", "path", "cookie"),
+    [
+        *(("GET", path, None) for path in ("/", "/api/runs", "/api/form", "/nothing", "/?token=", "/?token=TOKENx")),
+        ("GET", "/api/runs", "fedtailor_PORT=wrong"),
+        ("GET", "/api/runs?token=TOKEN", None),  # the token in a URL is only for the page
+        ("HEAD", "/?token=TOKEN", None),
+        ("POST", "/?token=TOKEN", None),
+        ("POST", "/api/start", None),
+    ],
+)
+def test_request_without_token_is_rejected(server: DashboardServer, method: str, path: str, cookie: str | None) -> None:
+    sent = None if cookie is None else cookie.replace("PORT", str(server.port))
+    body = "{}" if method == "POST" else None
+    status, _, found = request(server, method, path.replace("TOKEN", server.token), body, Cookie=sent)
+    assert status == 403 and (method == "HEAD" or "token" in found["error"])
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "[", "10.1.2.3"])
-def test_request_with_foreign_host_header_is_rejected(tmp_path: Path, host: str) -> None:
-    with dashboard(tmp_path) as server:
-        assert request(server, "GET", "/api/runs", Host=host)[0] == 403
+def test_printed_url_sets_http_only_same_site_cookie(server: DashboardServer) -> None:
+    status, headers, text = request(server, "GET", server.url.partition(str(server.port))[2], Cookie=None)
+    assert status == 200 and text.startswith(b"<!DOCTYPE html>")
+    cookie = headers["set-cookie"]
+    assert "httponly" in cookie.lower() and "samesite=strict" in cookie.lower()
+    assert request(server, "GET", "/api/runs", Cookie=cookie.partition(";")[0])[0] == 200
+    assert server.token.encode() not in text
 
 
-def test_request_with_loopback_host_or_forwarded_port_is_accepted(tmp_path: Path) -> None:
-    with dashboard(tmp_path) as server:
-        for host in (f"localhost:{server.port}", "localhost:9999", "[::1]:80", "127.0.0.1"):
-            assert request(server, "GET", "/api/runs", Host=host)[0] == 200
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        *(({"Host": host}, 403) for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "[")),
+        ({"Host": "10.1.2.3"}, 403),
+        ({"Host": None}, 400),
+        *(({"Host": host}, 200) for host in ("localhost:9999", "[::1]:80", "127.0.0.1")),  # a port may be forwarded
+    ],
+)
+def test_get_from_host_returns_status(server: DashboardServer, headers: dict[str, str | None], expected: int) -> None:
+    assert request(server, "GET", "/api/runs", **headers)[0] == expected
 
 
-def test_post_from_other_origin_or_content_type_is_rejected(tmp_path: Path) -> None:
-    body = json.dumps({"values": {}})
-    with dashboard(tmp_path) as server:
-        for origin in (None, "null", "http://evil.example", f"https://127.0.0.1:{server.port}", "http://127.0.0.1:1"):
-            assert request(server, "POST", "/api/check", body, Origin=origin)[0] == 403
-        for content_type in (None, "text/plain", "application/x-www-form-urlencoded"):
-            assert request(server, "POST", "/api/check", body, Content_Type=content_type)[0] == 415
-        assert request(server, "GET", "/api/start")[0] == 404
-        assert request(server, "POST", "/api/check", body)[0] == 200
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("body", "headers", "expected"),
+    [
+        ("{}", {}, 200),
+        *(("{}", {"Origin": origin}, 403) for origin in (None, "null", "http://evil.example", "http://127.0.0.1:1")),
+        ("{}", {"Origin": "https://127.0.0.1:1", "Host": "127.0.0.1:1"}, 403),
+        *(("{}", {"Content_Type": kind}, 415) for kind in (None, "text/plain", "application/x-www-form-urlencoded")),
+        (" " * MAX_BODY_BYTES + "{}", {}, 413),
+        ("{}", {"Content_Length": "-1"}, 400),
+        *((body, {}, 422) for body in ("", "[]", "{", "null", "[" * 5000)),
+        (None, {"Content_Length": None}, 422),
+    ],
+)  # fmt: skip
+def test_post_returns_status(
+    server: DashboardServer, body: str | None, headers: dict[str, str | None], expected: int
+) -> None:
+    assert request(server, "POST", "/api/check", body, **headers)[0] == expected
+    assert get(server, "/api/runs")["runs"] == []  # the server still responds
 
 
-def test_post_with_too_large_or_invalid_body_is_rejected(tmp_path: Path) -> None:
-    with dashboard(tmp_path) as server:
-        assert request(server, "POST", "/api/check", "{}", Content_Length=str(MAX_BODY_BYTES + 1))[0] == 413
-        assert request(server, "POST", "/api/check", "{}", Content_Length="-1")[0] == 411
-        assert request(server, "POST", "/api/check", Content_Length=None)[0] == 411
-        for body in ("[]", "{", "null", "[" * 5000):
-            assert request(server, "POST", "/api/stop", body)[0] == 422
-        assert get(server, "/api/runs")["runs"] == []  # the server still responds
+def test_chunked_body_is_limited_too(server: DashboardServer) -> None:
+    chunk = f"{MAX_BODY_BYTES:x}\r\n{' ' * MAX_BODY_BYTES}\r\n"
+    headers = {"Content_Length": None, "Transfer_Encoding": "chunked"}
+    assert request(server, "POST", "/api/check", f"{chunk}2\r\n{{}}\r\n0\r\n\r\n", **headers)[0] == 413
 
 
-def test_path_in_request_never_reaches_the_disk(tmp_path: Path) -> None:
-    make_run(tmp_path / "outside", rounds=1)
-    (tmp_path / "runs").mkdir()
-    with dashboard(tmp_path / "runs") as server:
-        for name in ("../outside", "%2e%2e/outside", str(tmp_path / "outside"), ".", ""):
-            for route in ("run", "clients", "client"):
-                status, _, found = request(server, "GET", f"/api/{route}?run={name}")
-                assert status == 422 and "no such run" in found["error"]
-            for action in ("stop", "resume", "remove"):
-                assert post(server, action, run=name)[0] == 422
-        for path in ("/../live.py", "/static/live.js", "/live.js", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd"):
-            assert request(server, "GET", path)[0] == 404
+def test_path_in_request_never_reaches_the_disk(server: DashboardServer) -> None:
+    for name in ("../outside", "%2e%2e/outside", str(server.context.root.parent / "outside"), ".", ""):
+        for route in ("run", "clients", "client"):
+            status, _, found = request(server, "GET", f"/api/{route}?run={name}")
+            assert status == 422 and "no such run" in found["error"]
+        for action in ("stop", "resume", "remove"):
+            assert post(server, action, run=name)[0] == 422
+    for path in ("/../live.py", "/static/live.js", "/live.js", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd"):
+        assert request(server, "GET", path)[0] == 404
+    assert request(server, "GET", "/api/start")[0] == 405
 
 
-def test_responses_have_security_and_cache_headers(tmp_path: Path) -> None:
-    with dashboard(tmp_path) as server:
-        text = get(server, "/").decode()
-        scripts = [part.partition('"')[0] for part in text.split('src="')[1:]]
-        assert len(scripts) == 5 and "http://" not in text and "https://" not in text
-        for path in ("/", "/api/runs", "/nothing", *scripts):
-            _, headers, _ = request(server, "GET", path)
-            policy = headers["Content-Security-Policy"]
-            for directive in ("default-src 'none'", "script-src 'self';", "frame-ancestors 'none'"):
-                assert directive in policy
-            assert headers["X-Content-Type-Options"] == "nosniff"
-            is_cached = "immutable" in headers["Cache-Control"]
-            assert is_cached == (path in scripts) and (is_cached or headers["Cache-Control"] == "no-store")
+def test_responses_have_security_and_cache_headers(server: DashboardServer) -> None:
+    text = get(server, "/").decode()
+    scripts = [part.partition('"')[0] for part in text.split('src="')[1:]]
+    assert len(scripts) == 5 and "http://" not in text and "https://" not in text
+    for path in ("/", "/api/runs", "/nothing", *scripts):
+        _, headers, _ = request(server, "GET", path)
+        policy = headers["content-security-policy"]
+        for directive in ("default-src 'none'", "script-src 'self';", "frame-ancestors 'none'"):
+            assert directive in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        is_cached = "immutable" in headers["cache-control"]
+        assert is_cached == (path in scripts) and (is_cached or headers["cache-control"] == "no-store")
 
 
-def test_other_machines_have_access_only_with_host_option(tmp_path: Path) -> None:
-    with dashboard(tmp_path) as server:
-        assert server.server_address[0] == "127.0.0.1" and server.url.startswith("http://127.0.0.1:")
-    with dashboard(tmp_path, host="0.0.0.0") as server:
-        assert request(server, "GET", "/api/runs", Host="192.168.1.7:80")[0] == 200
-        assert request(server, "GET", "/api/runs", Host="evil.example")[0] == 403
+def test_other_machines_have_access_only_with_host_option(server: DashboardServer, tmp_path: Path) -> None:
+    assert server.address == "127.0.0.1" and server.url.startswith("http://127.0.0.1:")
+    with dashboard(tmp_path, host="0.0.0.0") as public:
+        assert public.address == "0.0.0.0"
+        assert request(public, "GET", "/api/runs", Host="192.168.1.7:80")[0] == 200
+        assert request(public, "GET", "/api/runs", Host="evil.example")[0] == 403
 
 
-def test_server_with_invalid_folder_or_used_port_raises_error(tmp_path: Path) -> None:
+def test_server_with_invalid_folder_port_or_address_raises_error(server: DashboardServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "is not a folder" in error_message(lambda: DashboardServer(tmp_path / "file"))
-    with dashboard(tmp_path) as server:
-        assert str(server.port) in error_message(lambda: DashboardServer(tmp_path, port=server.port))
+    assert str(server.port) in error_message(lambda: DashboardServer(tmp_path, port=server.port))
+    for port in (None, 0):
+        message = error_message(lambda port=port: DashboardServer(tmp_path, host="203.0.113.7", port=port))  # type: ignore[misc]
+        assert "203.0.113.7" in message
 
 
-def test_cookies_of_other_servers_are_ignored(tmp_path: Path) -> None:
-    with dashboard(tmp_path) as server:
-        valid = f"fedtailor_{server.port}={server.token}"
-        for others in ('{"json": [1, 2]}', "a b=c", "@=1", 'quoted="', "=", "ümlaut=1", f"fedtailor_1={server.token}x"):
-            for cookie in (f"{others}; {valid}", f"{valid}; {others}", f"{others};{valid};{others}"):
-                assert request(server, "GET", "/api/runs", Cookie=cookie)[0] == 200, cookie
-            assert request(server, "GET", "/api/runs", Cookie=f"{others}; x{valid}")[0] == 403
+@pytest.mark.parametrize(
+    "others", ['{"json": [1, 2]}', "a b=c", "@=1", 'quoted="', "=", "ümlaut=1", "fedtailor_1=wrong"]
+)
+def test_cookies_of_other_servers_are_ignored(server: DashboardServer, others: str) -> None:
+    valid = f"fedtailor_{server.port}={server.token}"
+    for cookie in (f"{others}; {valid}", f"{valid}; {others}", f"{others};{valid};{others}"):
+        assert request(server, "GET", "/api/runs", Cookie=cookie)[0] == 200
+    assert request(server, "GET", "/api/runs", Cookie=f"{others}; x{valid}")[0] == 403
 
 
-def test_internal_error_is_returned_as_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("accept", ["application/json", "text/html"])
+def test_internal_error_is_returned_as_message(
+    server: DashboardServer, accept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(context: object, query: object) -> dict[str, object]:
         raise ZeroDivisionError("division by zero")
 
     monkeypatch.setitem(GET_ROUTES, "/api/form", broken)
-    with dashboard(tmp_path) as server:
-        status, _, found = request(server, "GET", "/api/form")
-        assert status == 500 and "division by zero" in found["error"] and found["error"].endswith(".")
-        assert get(server, "/api/runs")["runs"] == []  # the server still responds
+    status, headers, found = request(server, "GET", "/api/form", Accept=accept)
+    message = found["error"] if accept == "application/json" else found.decode()
+    assert status == 500 and "division by zero" in message and message.endswith(".")
+    assert "content-security-policy" in headers and get(server, "/api/runs")["runs"] == []  # it still responds
 
 
-def test_comparison_of_too_many_runs_returns_error(tmp_path: Path) -> None:
-    with dashboard(tmp_path) as server:
-        many = "&".join(f"run=run-{number}" for number in range(300))
-        found = get(server, f"/api/comparison?{many}")
+def test_comparison_of_too_many_runs_returns_error(server: DashboardServer) -> None:
+    many = "&".join(f"run=run-{number}" for number in range(300))
+    found = get(server, f"/api/comparison?{many}")
     assert str(MAX_COMPARED) in found["error"] and "300" in found["error"]
-
-
-def test_server_on_foreign_address_raises_error(tmp_path: Path) -> None:
-    for port in (None, 0):
-        message = error_message(lambda port=port: DashboardServer(tmp_path, host="203.0.113.7", port=port))  # type: ignore[misc]
-        assert "203.0.113.7" in message
 
 
 def test_startup_messages_have_external_url_and_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,3 +175,21 @@ def test_startup_messages_have_external_url_and_warning(tmp_path: Path, monkeypa
             external = [line for line in lines if f"http://192.168.1.7:{server.port}/?token={server.token}" in line]
             assert len(external) == (host == "0.0.0.0")
             assert any("encrypted" in line for line in lines) == (host == "0.0.0.0")
+
+
+def test_server_with_open_connections_stops_and_logs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One connection is idle, one has sent half a header, and one has sent half a body."""
+    with caplog.at_level(logging.DEBUG), dashboard(tmp_path) as server:
+        clients = [socket.create_connection((server.address, server.port), timeout=60) for _ in range(3)]
+        clients[1].sendall(b"GET / HT")
+        headers = {"Host": "localhost", "Origin": "http://localhost", "Content-Type": "application/json",
+                   "Cookie": f"fedtailor_{server.port}={server.token}", "Content-Length": "9"}  # fmt: skip
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        clients[2].sendall(f"POST /api/check HTTP/1.1\r\n{lines}\r\n{{".encode())
+        assert request(server, "GET", "/", Host=None)[0] == 400  # uvicorn logs a warning by default
+    for client in clients:
+        client.close()
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+    assert capfd.readouterr() == ("", "")

@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import fields
 from http.client import HTTPConnection
@@ -22,13 +20,21 @@ from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.reporting.dashboard.form import check_form, form_schema, parse_form
 from fedtailor.reporting.dashboard.launcher import LAUNCHER_FOLDER, Launcher
+from fedtailor.reporting.dashboard.server import DashboardServer
 from fedtailor.runs.reader import load_run
 from fedtailor.runs.tail import read_partial_run
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.unreliable import Unreliable
-from support.dashboard_client import dashboard, kill_all, make_run, post, rows, wait_for_row
+from support.dashboard_client import dashboard, kill_all, make_run, post, rows, wait_for_row, wait_until_true
 
 # ---- the form
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardServer]:
+    """The dashboard of an empty folder."""
+    with dashboard(tmp_path_factory.mktemp("runs")) as found:
+        yield found
 
 
 def test_form_schema_has_all_fields() -> None:
@@ -76,12 +82,11 @@ def test_form_schema_input_types_match_annotations() -> None:
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_start_with_invalid_values_returns_error_and_starts_nothing(
-    tmp_path: Path, values: dict[str, str], word: str
+    server: DashboardServer, values: dict[str, str], word: str
 ) -> None:
-    with dashboard(tmp_path) as server:
-        status, _, found = post(server, "start", values=values)
+    status, _, found = post(server, "start", values=values)
     assert status == 422 and word in found["error"] and found["error"][-1] in ".?"
-    assert not list(tmp_path.iterdir())
+    assert not list(server.context.root.iterdir())
 
 
 def test_parse_form_checks_schedule_if_number_of_clients_is_known() -> None:
@@ -93,10 +98,9 @@ def test_parse_form_checks_schedule_if_number_of_clients_is_known() -> None:
     assert "at least one client" in error_message(lambda: check_form({"data.clients": "0"}))
 
 
-def test_form_and_equivalent_command_agree(tmp_path: Path) -> None:
+def test_form_and_equivalent_command_agree(server: DashboardServer) -> None:
     values = {"method": "lag", "method.inner": "ditto", "method.inner.lam": "0.5", "data.clients": "5", "rounds": " "}
-    with dashboard(tmp_path) as server:
-        command = post(server, "check", values=values)[2]["command"]
+    command = post(server, "check", values=values)[2]["command"]
     assert "--method.inner.lam=0.5" in command and "rounds" not in command
     assert parse_form(values)[1].method == METHODS["lag"](inner=METHODS["ditto"](lam=0.5))  # type: ignore[call-arg]
 
@@ -152,15 +156,11 @@ def test_failed_start_shows_log_and_can_be_removed(tmp_path: Path) -> None:
     values = {"data.name": "folder", "data.folder": str(tmp_path / "clients")}
     with dashboard(tmp_path / "runs") as server:
         name = post(server, "start", values=values)[2]["run"]
-        deadline = time.monotonic() + 120
-        while rows(server).get(name, {}).get("state") != "failed" and time.monotonic() < deadline:
-            threading.Event().wait(0.05)
-        row = rows(server)[name]
-        assert row["state"] == "failed" and "clients" in row["message"] and "Traceback" not in row["message"]
+        row = wait_for_row(server, name, lambda row: row["state"] == "failed")
+        assert "clients" in row["message"] and "Traceback" not in row["message"]
         assert not (tmp_path / "runs" / name).exists()
         assert post(server, "remove", run=name)[0] == 200
-        while name in rows(server) and time.monotonic() < deadline:
-            threading.Event().wait(0.05)
+        wait_until_true(lambda: name not in rows(server))
         assert not list((tmp_path / "runs" / LAUNCHER_FOLDER).iterdir())
 
 
@@ -172,10 +172,8 @@ def test_killed_run_is_reported_as_killed(root: Path) -> None:
         pid = server.context.launcher.pid(name)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while rows(server)[name]["state"] != "failed" and time.monotonic() < deadline:
-            threading.Event().wait(0.05)
-        assert "killed without any output" in rows(server)[name]["message"]
+        row = wait_for_row(server, name, lambda row: row["state"] == "failed")
+        assert "killed without any output" in row["message"]
 
 
 @pytest.mark.slow
@@ -229,10 +227,7 @@ def test_pid_requires_same_command_line(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()", *arguments], stdin=subprocess.PIPE) as process:
         for name in ("run-2", "run", "run-22", "2", ""):
             (tmp_path / LAUNCHER_FOLDER / f"{name}.pid").write_text(str(process.pid))
-        deadline = time.monotonic() + 60
-        while launcher.pid("run-2") is None and time.monotonic() < deadline:  # until exec has replaced the command line
-            threading.Event().wait(0.01)
-        assert launcher.pid("run-2") == process.pid
+        wait_until_true(lambda: launcher.pid("run-2") == process.pid)  # when exec has replaced the command line
         assert [launcher.pid(name) for name in ("run", "run-22", "2", "")] == [None] * 4
         process.communicate(b"\n")
     assert launcher.pid("run-2") is None
@@ -244,9 +239,7 @@ def failed_experiment(root: Path) -> tuple[Launcher, str]:
     launcher = Launcher(root / "runs")
     settings, experiment = parse_form({"data.name": "folder", "data.folder": str(root / "clients")})
     name = launcher.start(experiment, settings)
-    deadline = time.monotonic() + 120
-    while launcher.pid(name) is not None and time.monotonic() < deadline:
-        threading.Event().wait(0.02)
+    wait_until_true(lambda: launcher.pid(name) is None)
     return launcher, name
 
 

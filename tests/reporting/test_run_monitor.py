@@ -226,15 +226,6 @@ def test_changes_returns_only_changed_runs(tmp_path: Path) -> None:
         assert monitor.changes(unknown)["complete"]
 
 
-def test_unchanged_response_has_status_304_and_no_body(tmp_path: Path) -> None:
-    make_run(tmp_path / "a", rounds=1)
-    with dashboard(tmp_path) as server:
-        wait_for_row(server, "a", lambda row: row["state"] == "finished" and not row["reading"])
-        _, headers, _ = request(server, "GET", "/api/run?run=a")
-        status, _, body = request(server, "GET", "/api/run?run=a", If_None_Match=headers["ETag"])
-        assert (status, body) == (304, b"")
-
-
 def test_locked_run_is_running(tmp_path: Path) -> None:
     make_run(tmp_path / "run", rounds=1)
     shutil.rmtree(tmp_path / "run" / "personal")

@@ -27,13 +27,12 @@ Response = tuple[int, dict[str, str], Any]
 def dashboard(root: Path, **options: Any) -> Iterator[DashboardServer]:
     """Serve the dashboard of a folder on a free port."""
     server = DashboardServer(root, port=0, **options)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
         yield server
     finally:
-        server.shutdown()
-        server.server_close()
+        server.stop()
         thread.join()
 
 
@@ -78,14 +77,24 @@ def rows(server: DashboardServer) -> dict[str, dict[str, Any]]:
 
 def wait_for_row(server: DashboardServer, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Return a run's row once the condition holds; fail if the run fails before."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+
+    def ready_row() -> dict[str, Any] | None:
         row = rows(server).get(name)  # None until the monitor has found the run
         if row is not None and condition(row):
             return row
         assert row is None or row["state"] not in ("failed", "unreadable"), row["message"]
-        threading.Event().wait(0.05)
-    raise AssertionError(f"{name} has the row {row}")
+        return None
+
+    return wait_until_true(ready_row)  # type: ignore[no-any-return]
+
+
+def wait_until_true(condition: Callable[[], Any]) -> Any:
+    """Return the value of a condition once it is true; fail after two minutes."""
+    deadline = time.monotonic() + 120
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+    return value
 
 
 def make_run(folder: Path, rounds: int = 3, method: ft.Method | None = None, **options: Any) -> ft.Run:

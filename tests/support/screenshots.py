@@ -23,7 +23,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small comparison, as `fedtailor compare` writes it, and its report."""
     root = tmp_path_factory.mktemp("compared")
-    settings = {"rounds": ROUNDS, "batch_size": 16, "engine": "sequential",
+    settings = {"rounds": ROUNDS, "batch_size": 64, "engine": "sequential",
                 "data": {"name": "digits", "clients": CLIENTS, "alpha": 0.3},
                 "network": {"name": "mlp", "hidden": [16]}}  # fmt: skip
     for method, seed in product(METHODS, SEEDS):

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import QueryParams
+
 from fedtailor.errors import FedTailorError, RunError
 from fedtailor.reporting.dashboard.client_view import client_details, client_list
 from fedtailor.reporting.dashboard.form import check_form, equivalent_command, form_schema, parse_form
@@ -12,7 +14,6 @@ from fedtailor.reporting.dashboard.launcher import Launcher
 from fedtailor.reporting.dashboard.run_monitor import RunMonitor
 from fedtailor.reporting.dashboard.views import check_selection, comparison, run_details
 
-Query = Mapping[str, list[str]]  # a URL's parsed query string
 Body = Mapping[str, Any]  # a request's parsed JSON
 
 
@@ -26,17 +27,17 @@ class Context:
     monitor: RunMonitor
 
 
-def _runs(context: Context, query: Query) -> dict[str, Any]:
+def _runs(context: Context, query: QueryParams) -> dict[str, Any]:
     changes = context.monitor.changes(_parameter(query, "since"))
     return changes | {"folder": str(context.root), "initial_run": context.initial_run}
 
 
-def _run(context: Context, query: Query) -> dict[str, Any]:
+def _run(context: Context, query: QueryParams) -> dict[str, Any]:
     return run_details(context.monitor.get(_parameter(query, "run")))
 
 
-def _comparison(context: Context, query: Query) -> dict[str, Any]:
-    names = list(dict.fromkeys(query.get("run", [])))
+def _comparison(context: Context, query: QueryParams) -> dict[str, Any]:
+    names = list(dict.fromkeys(query.getlist("run")))
 
     def compare() -> dict[str, Any]:
         check_selection(names)
@@ -45,17 +46,17 @@ def _comparison(context: Context, query: Query) -> dict[str, Any]:
     return _error_as_result(compare)
 
 
-def _clients(context: Context, query: Query) -> dict[str, Any]:
+def _clients(context: Context, query: QueryParams) -> dict[str, Any]:
     run, sort = context.monitor.get(_parameter(query, "run")), _parameter(query, "sort") or "number"
     descending = _parameter(query, "descending") == "1"
     return client_list(run, sort, descending, _parameter(query, "query"), _integer(query, "page"))
 
 
-def _client(context: Context, query: Query) -> dict[str, Any]:
+def _client(context: Context, query: QueryParams) -> dict[str, Any]:
     return client_details(context.monitor.get(_parameter(query, "run")), _integer(query, "client"))
 
 
-def _form(context: Context, query: Query) -> dict[str, Any]:
+def _form(context: Context, query: QueryParams) -> dict[str, Any]:
     return form_schema()
 
 
@@ -103,18 +104,18 @@ def _error_as_result(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-def _parameter(query: Query, name: str) -> str:
-    return query.get(name, [""])[0][:4096]
+def _parameter(query: QueryParams, name: str) -> str:
+    return query.get(name, "")[:4096]
 
 
-def _integer(query: Query, name: str) -> int:
+def _integer(query: QueryParams, name: str) -> int:
     text = _parameter(query, name) or "0"
     if not text.isdecimal() or len(text) > 9:
         raise RunError(f"'{name}' must be a non-negative integer.")
     return int(text)
 
 
-GET_ROUTES: dict[str, Callable[[Context, Query], dict[str, Any]]] = {
+GET_ROUTES: dict[str, Callable[[Context, QueryParams], dict[str, Any]]] = {
     "/api/runs": _runs, "/api/run": _run, "/api/comparison": _comparison, "/api/clients": _clients,
     "/api/client": _client, "/api/form": _form,
 }  # fmt: skip

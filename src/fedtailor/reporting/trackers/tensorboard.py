@@ -70,7 +70,7 @@ class TensorBoardSession:
     def flush(self) -> None:
         """Write all data to disk."""
         if self._file is not None:
-            with write_errors(f"TensorBoard's folder '{self._folder}' cannot be written"):
+            with write_errors(f"{self.where} cannot be written"):
                 self._file.flush()
                 os.fsync(self._file.fileno())
 
@@ -84,7 +84,7 @@ class TensorBoardSession:
 
     def close(self) -> None:
         """Close the file and unlock the folder."""
-        with self._resources, write_errors(f"TensorBoard's folder '{self._folder}' cannot be written"):
+        with self._resources, write_errors(f"{self.where} cannot be written"):
             if self._file is not None:
                 self._file.close()
 
@@ -107,7 +107,7 @@ class TensorBoardSession:
 
     def _write(self, step: int, time: float, summaries: Sequence[Any]) -> None:
         combined = Summary(value=[value for summary in summaries for value in summary.value])
-        with write_errors(f"TensorBoard's folder '{self._folder}' cannot be written"):
+        with write_errors(f"{self.where} cannot be written"):
             if self._file is None:  # created by the first write, so that a call without new data leaves no file
                 # TensorBoard reads files in the order of their names, so these are numbered
                 number = len(_event_files(self._folder)) + 1
