@@ -29,14 +29,15 @@ def client_gains(group: Comparison, label: str, other: str) -> dict[Client, Clie
     A gain or loss of accuracy must exceed the uncertainty of the client's test samples. Seeds do not reduce it, because
     a client is tested on the same samples in all of them. For other scores, gains and losses are only counted.
     """
-    scores: dict[Client, list[tuple[float, float]]] = {}
+    scores: dict[Client, tuple[list[float], list[float]]] = {}  # of both methods, one per seed
     sizes: dict[Client, int] = {}
     for ours, theirs in group.run_pairs(label, other):
         for client in ours.last["trained"].keys() & theirs.last["trained"].keys():
             key = ours.split, client
-            scores.setdefault(key, []).append((ours.last["trained"][client], theirs.last["trained"][client]))
+            for values, summary in zip(scores.setdefault(key, ([], [])), (ours, theirs), strict=True):
+                values.append(summary.last["trained"][client])
             sizes[key] = ours.test_sizes[client]
-    means = {key: (fmean(a for a, _ in own), fmean(b for _, b in own)) for key, own in sorted(scores.items())}
+    means = {key: (fmean(scores[key][0]), fmean(scores[key][1])) for key in sorted(scores)}
     return {key: _gain(group, *own, sizes[key]) for key, own in means.items() if isfinite(own[1])}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite
-from statistics import mean
+from statistics import fmean, mean
 
 from fedtailor.analysis.comparability import TIMING_SETTINGS, experiment_key, split_key
 from fedtailor.analysis.comparison import Ranking, common_seeds, compare_with_best, rank
@@ -201,7 +201,7 @@ class Comparison:
             if both:
                 total = sum(ours.test_sizes[client] for client in both)
                 a, b = (sum(own[c] * ours.test_sizes[c] for c in both) / total for own in scores)
-                found.append(((a, b), (mean(scores[0][c] for c in both), mean(scores[1][c] for c in both))))
+                found.append(((a, b), (fmean(scores[0][c] for c in both), fmean(scores[1][c] for c in both))))
         return found
 
 

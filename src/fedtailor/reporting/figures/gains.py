@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from statistics import mean, median
+from statistics import fmean, median
 from typing import Any
 
 from fedtailor.analysis.client_gains import (
@@ -105,7 +105,7 @@ def gain_fractions(group: Comparison) -> Figure | None:
     }  # fmt: skip
     rows = [
         [label, len(gains), *(_count(gains, direction) for direction in (1, 0, -1)), len(gains) - len(finite[label]),
-         *(group.fmt.signed(average(finite[label])) if finite[label] else "–" for average in (mean, median))]
+         *(group.fmt.signed(average(finite[label])) if finite[label] else "–" for average in (fmean, median))]
         for label, gains in found.items()
     ]  # fmt: skip
     columns = [
@@ -191,7 +191,7 @@ def _gains_summary(group: Comparison, label: str, gains: Gains, named: NamedClie
     half = len(ordered) // 2
     if not half:
         return f"With {label}, the gain of the only client is {gain_text(group, finite[ordered[0]])}{omitted}."
-    small, large = (mean(finite[client] for client in part) for part in (ordered[:half], ordered[-half:]))
+    small, large = (fmean(finite[client] for client in part) for part in (ordered[:half], ordered[-half:]))
     within = "; ● within the uncertainty of the client's test samples" if has_known_uncertainty(group) else ""
     return (
         f"With {label}, the mean gain is {gain_text(group, small)} for the half of the clients with fewer samples and "
