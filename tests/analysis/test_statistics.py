@@ -1,117 +1,103 @@
-"""Statistics: compared with independent formulas and with values computed by hand."""
+"""Statistics: compared with values computed by hand from the formulas, and with independent implementations."""
 
-from itertools import permutations, product
-from math import factorial
-from typing import Any
+from itertools import permutations
+from math import factorial, sqrt
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr, ttest_1samp
+from scipy.stats import binom, spearmanr, ttest_rel
 
 from fedtailor.analysis.statistics import (
-    EXACT,
-    SIGNIFICANCE_LEVEL,
+    accuracies_differ,
     holm,
-    interval_half_width,
-    paired_difference,
+    mean_interval,
     paired_t_test,
     rank_correlation,
-    sign_flip,
-    too_few,
 )
-from fedtailor.analysis.tables import verdict
-from fedtailor.experiments.tuning import Outcome, compare_settings
-from support.example_runs import example_run
+
+OURS, THEIRS = [0.80, 0.75, 0.90], [0.70, 0.55, 0.60]  # the differences are 0.1, 0.2, and 0.3
 
 
-def test_sign_flip_few_parts_enumerates_all_signs() -> None:
-    """Compare with the 32 sums of five parts, written out."""
-    parts = [0.3, -0.1, 0.25, 0.4, 0.05]
-    sums = [abs(sum(s * p for s, p in zip(signs, parts, strict=True))) for signs in product((1, -1), repeat=5)]
-    assert sign_flip(parts) == sum(found >= abs(sum(parts)) - 1e-12 for found in sums) / 32
-    assert sign_flip([*parts, 0.0, 0.0]) == sign_flip(parts)  # zeros do not change the result
+def test_paired_t_test_three_seeds_matches_hand_computation() -> None:
+    """The mean is 0.2 and s = 0.1, so t = 0.2 / (0.1 / √3) = 2 √3 with 2 degrees of freedom. For these, the cumulative
+    distribution is 1/2 + t / (2 √(2 + t²)), so p = 1 − √(12 / 14), and the 97.5 % quantile is 4.303."""
+    found = paired_t_test(OURS, THEIRS)
+    assert found.seeds == 3 and found.mean == pytest.approx(0.2)
+    assert found.p == pytest.approx(1 - sqrt(12 / 14))
+    quantile = 0.95 * sqrt(2 / (1 - 0.95**2))  # the distribution above, solved for t
+    assert quantile == pytest.approx(4.303, abs=1e-3)
+    assert found.interval == pytest.approx((0.2 - quantile * 0.1 / sqrt(3), 0.2 + quantile * 0.1 / sqrt(3)))
 
 
-def test_paired_difference_normal_differences_agrees_with_t_test() -> None:
-    """For normal differences, Student's t test is valid too. Draws are seeded, so results are reproducible."""
-    differences = np.random.default_rng(1).normal(0.25, 1.0, 80)
-    assert len(differences) > EXACT
-    found = paired_difference(differences.tolist())
-    wanted = ttest_1samp(differences, 0.0)
-    assert found is not None and found == paired_difference(differences.tolist())
-    assert found.p == pytest.approx(wanted.pvalue, abs=0.02)
-    low, high = wanted.confidence_interval(0.95)
-    assert found.low == pytest.approx(low, abs=0.05) and found.high == pytest.approx(high, abs=0.05)
+def test_paired_t_test_more_seeds_matches_scipy() -> None:
+    random = np.random.default_rng(0)
+    ours, theirs = random.normal(0.7, 0.1, 8).tolist(), random.normal(0.6, 0.1, 8).tolist()
+    found, wanted = paired_t_test(ours, theirs), ttest_rel(ours, theirs)
+    assert found.p == pytest.approx(wanted.pvalue)
+    assert found.interval == pytest.approx(tuple(wanted.confidence_interval(0.95)))
 
 
-def test_paired_difference_under_null_is_seldom_significant() -> None:
-    """Under the null hypothesis, p is below 5 % in about 5 of 100 cases, also with very unequal weights."""
-    random = np.random.default_rng(3)
-    weights = random.pareto(1.5, 10) + 0.1
-    ps = [
-        found.p for _ in range(400) if (found := paired_difference(random.normal(size=10).tolist(), weights.tolist()))
-    ]
-    assert 0.02 < np.mean(np.array(ps) < 0.05) < 0.08
+@pytest.mark.parametrize("seeds", [0, 1, 2])
+def test_paired_t_test_fewer_than_three_seeds_is_undefined(seeds: int) -> None:
+    found = paired_t_test(OURS[:seeds], THEIRS[:seeds])
+    assert (found.seeds, found.interval, found.p) == (seeds, None, None)
+    assert found.mean == pytest.approx(sum([0.1, 0.2][:seeds]) / seeds if seeds else 0.0)
 
 
-def test_paired_difference_with_weights_gives_weighted_mean() -> None:
-    found = paired_difference([1.0, -0.5], [3, 1])
-    assert found is not None and found.mean == pytest.approx(0.625)
-    assert (found.better, found.worse) == (1, 1)
-    assert found.p == 1.0  # 3/4 − 1/8 = 5/8; no other signs give a sum nearer to zero
+@pytest.mark.parametrize("lead", [0.25, 0.0])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_paired_t_test_equal_differences_has_no_p_value(lead: float, dtype: type) -> None:
+    """The standard deviation is zero up to rounding, so t is not defined. The dashboard keeps scores in 32 bits."""
+    theirs = [0.35, 0.1, 0.6, 0.7]
+    found = paired_t_test([float(dtype(score + lead)) for score in theirs], [float(dtype(score)) for score in theirs])
+    assert found.mean == pytest.approx(lead, abs=1e-6) and found.p is None and found.interval is None
 
 
-def test_paired_difference_one_or_no_client_is_not_significant() -> None:
-    single = paired_difference([0.5])
-    assert single is not None and single.p == 1.0 and single.low is None
-    assert paired_difference([]) is None and paired_difference([0.5, float("nan")]) is None
+def test_mean_interval_matches_hand_computation() -> None:
+    """Two degrees of freedom, s = 0.1, and the quantile 4.303 from above."""
+    found = mean_interval([0.1, 0.2, 0.3])
+    assert found == pytest.approx((0.2 - 4.3027 * 0.1 / sqrt(3), 0.2 + 4.3027 * 0.1 / sqrt(3)), abs=1e-4)
+    assert mean_interval([0.1, 0.2]) is None and mean_interval([0.5, 0.5, 0.5]) is None
 
 
-@pytest.mark.parametrize(("clients", "comparisons"), [*product(range(1, 10), (1, 2, 7))])
-def test_too_few_is_true_when_unanimous_clients_are_not_significant(clients: int, comparisons: int) -> None:
-    found = paired_difference([1.0] * clients)
-    assert found is not None and too_few(clients, comparisons) == (
-        min(holm([found.p] * comparisons)) >= SIGNIFICANCE_LEVEL
-    )
+def test_mean_interval_four_values_covers_true_mean_in_95_percent() -> None:
+    samples = np.random.default_rng(1).normal(3.0, 2.0, (2000, 4))
+    covered = [ends[0] <= 3.0 <= ends[1] for own in samples if (ends := mean_interval(own.tolist()))]
+    assert len(covered) == 2000 and 0.935 < np.mean(covered) < 0.965
 
 
 def test_holm_matches_hand_computed_values() -> None:
     assert holm([0.02, 0.01, 0.5]) == pytest.approx([0.04, 0.03, 0.5])
-    assert holm([0.4, 0.6]) == pytest.approx([0.8, 0.8])  # monotone and at most 1
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # monotone in p
+    assert holm([0.4, 0.6]) == pytest.approx([0.8, 0.8])  # at most 1, and monotone
     assert holm([]) == []
 
 
-# over seeds
+# the test samples of one client
 
 
-def test_paired_t_test_matches_scipy() -> None:
-    gaps = [0.3, 0.1, 0.4, 0.15]
-    wanted = ttest_1samp(gaps, 0.0)
-    assert paired_t_test(gaps) == pytest.approx(wanted.pvalue)
-    reach = interval_half_width(gaps)
-    assert reach is not None and np.mean(gaps) + reach == pytest.approx(wanted.confidence_interval(0.95).high)
-    assert interval_half_width([0.5]) is None
+def test_accuracies_differ_matches_hand_computation() -> None:
+    """On 10 samples with 9 and 5 correct, the adjusted proportions are 10/12 and 6/12: the difference of 0.333 is less
+    than 1.96 √((0.139 + 0.25) / 12) = 0.353. With 10 and 5 correct, 0.417 is more than 1.96 √((0.076 + 0.25) / 12)."""
+    assert not accuracies_differ(0.9, 0.5, 10) and not accuracies_differ(0.5, 0.9, 10)
+    assert accuracies_differ(1.0, 0.5, 10) and accuracies_differ(0.5, 1.0, 10)
+    assert accuracies_differ(0.9, 0.5, 100) and not accuracies_differ(0.9, 0.9, 10**6)
+    assert not accuracies_differ(1.0, 0.0, 1)  # one sample shows nothing
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 6])
-def test_paired_t_test_equal_gaps_uses_sign_flip(seeds: int) -> None:
-    """With zero variance, the t test would give p = 0 for two seeds, whose signs agree by chance half of the time."""
-    assert paired_t_test([0.6 - 0.35 + 1e-17 * k for k in range(seeds)]) == 2.0 ** (1 - seeds)
-    assert paired_t_test([0.0] * seeds) == 1.0
-
-
-@pytest.mark.parametrize(("seeds", "significant"), [(2, False), (6, True)])
-def test_verdicts_equal_gaps_need_six_seeds(seeds: int, significant: bool) -> None:
-    runs = [example_run(m, [{0: s, 1: s}], seed=k) for k in range(seeds) for m, s in (("local", 0.5), ("fedper", 0.75))]
-    assert verdict(runs).endswith(f"is {'' if significant else 'not '}statistically significant over {seeds} seeds.")
-    outcomes = []
-    for seed, (rho, score) in product(range(seeds), ((1.0, 0.5), (2.0, 0.75))):
-        both: dict[str, Any] = dict.fromkeys(("received", "trained"), score)
-        outcomes.append(
-            Outcome({"method.rho": rho, "seed": seed}, "accuracy", True, (), both, dict.fromkeys(both)),
-        )
-    (comparison,) = compare_settings(["method.rho", "seed"], outcomes, "trained")
-    assert (comparison.indistinguishable() == []) is significant
+@pytest.mark.parametrize("samples", [5, 20, 80])
+@pytest.mark.parametrize("accuracy", [0.3, 0.6, 0.9, 0.98])
+def test_accuracies_differ_equal_models_is_true_in_at_most_5_percent(samples: int, accuracy: float) -> None:
+    """The exact probability, over all numbers of correct samples of two equally good models."""
+    counts = range(samples + 1)
+    probability = [float(binom.pmf(k, samples, accuracy)) for k in counts]
+    false = sum(
+        probability[a] * probability[b]
+        for a in counts
+        for b in counts
+        if accuracies_differ(a / samples, b / samples, samples)
+    )
+    assert false <= 0.06
 
 
 # rank correlation

@@ -5,15 +5,15 @@ import pytest
 from scipy.stats import t as student_t
 
 import fedtailor as ft
-from fedtailor.analysis.run_summary import make_comparisons
+from fedtailor.analysis.run_summary import compare_runs, make_comparisons
 from fedtailor.reporting.figures import clients, cost, curves, data_split, gains, ranking
 from fedtailor.reporting.figures.drawing import space_out
 from fedtailor.reporting.report import report
-from support.example_runs import run_with_scores, runs_with_clear_winner, single_comparison
+from support.example_runs import run_with_scores, runs_with_clear_winner
 
 
 def test_ranking_draws_weighted_scores() -> None:
-    group = single_comparison(runs_with_clear_winner(seeds=3))
+    group = compare_runs(runs_with_clear_winner(seeds=3))
     figure = ranking.ranking(group)
     (drawn,) = [trace for trace in figure.data if trace.get("name") == "trained"]
     for label, x in zip(drawn["y"], drawn["x"], strict=True):
@@ -24,7 +24,7 @@ def test_ranking_draws_weighted_scores() -> None:
 
 def test_ranking_error_bars_are_intervals_over_seeds_at_both_moments() -> None:
     scores = {"local": [0.50, 0.54, 0.49], "fedper": [0.70, 0.66, 0.71]}
-    group = single_comparison(
+    group = compare_runs(
         [run_with_scores(m, {0: score, 1: score}, seed) for m, own in scores.items() for seed, score in enumerate(own)]
     )
     by_label = {"Local training": scores["local"], "FedPer": scores["fedper"]}
@@ -42,22 +42,39 @@ def test_ranking_error_bars_are_intervals_over_seeds_at_both_moments() -> None:
 
 
 def test_interval_of_accuracy_is_clipped_to_one() -> None:
-    group = single_comparison([run_with_scores("local", {0: 0.90 + 0.09 * seed}, seed) for seed in range(2)])
-    ends = group.interval("Local training")
-    assert ends is not None and ends[0] == pytest.approx(0.945 - 12.706 * 0.045, rel=1e-3) and ends[1] == 1.0
+    """The standard deviation is 0.045, and the 97.5 % quantile of t with two degrees of freedom is 4.303."""
+    runs = [run_with_scores("local", {0: 0.90 + 0.045 * seed}, seed) for seed in range(3)]
+    ends = compare_runs(runs).interval("Local training")
+    assert ends is not None and ends[0] == pytest.approx(0.945 - 4.303 * 0.045 / 3**0.5, rel=1e-3) and ends[1] == 1.0
 
 
-def test_ranking_with_one_seed_has_no_interval() -> None:
-    figure = ranking.ranking(single_comparison(runs_with_clear_winner()))
-    assert "one seed, so there are no intervals over seeds" in figure.summary
-    assert not any("error_x" in trace for trace in figure.data)
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_ranking_with_fewer_than_three_seeds_has_no_interval(seeds: int) -> None:
+    group = compare_runs(runs_with_clear_winner(seeds))
+    figure, leads = ranking.ranking(group), ranking.pairwise_figure(group)
+    assert "fewer than 3 seeds, so there are no intervals over seeds" in figure.summary
+    assert leads is not None and "There are not enough seeds to tell whether the lead of FedPer" in leads.summary
+    assert not any("error_x" in trace for trace in [*figure.data, *leads.data])
+
+
+def test_pairwise_figure_draws_leads_with_intervals_over_seeds() -> None:
+    """The lead over local training is 0.1, 0.2, and 0.3; see the tests of the statistics for its interval."""
+    scores = {"fedper": [0.80, 0.75, 0.90], "local": [0.70, 0.55, 0.60], "ditto": [0.40, 0.36, 0.51]}
+    runs = [run_with_scores(m, {0: own[s], 1: own[s]}, s) for m, own in scores.items() for s in range(3)]
+    figure = ranking.pairwise_figure(compare_runs(runs))
+    assert figure is not None and "1 of the 2 other methods is significantly worse than FedPer" in figure.summary
+    clear, unclear = figure.data
+    assert clear["y"] == ["Ditto"] and unclear["y"] == ["Local training"]
+    assert unclear["x"] == pytest.approx([20]) and unclear["error_x"]["array"] == pytest.approx([24.84], abs=0.01)
+    rows = {row[0]: row[1:] for row in figure.table.rows}
+    assert rows["Local training"] == ["+20.0", "−4.8", "+44.8", "0.074", "0.074", "3 of 3", "+20.0", "6 of 6", 0]
 
 
 def test_curves_match_records_over_rounds_bytes_and_seconds() -> None:
     start = dict.fromkeys(range(3), 0.2)
     runs = [run_with_scores("local", dict.fromkeys(range(3), 0.5), before=start, rounds=4)]
     runs.append(run_with_scores("fedper", dict.fromkeys(range(3), 0.8), before=start, rounds=4))
-    figure = curves.curves(single_comparison(runs))
+    figure = curves.curves(compare_runs(runs))
     assert figure is not None
     place = [trace["name"] for trace in figure.data].index("FedPer")
     assert figure.data[place]["y"] == [20, 20, 20, 80]
@@ -92,7 +109,7 @@ def test_curves_summary_of_diverged_run_states_divergence(by_round: list[float],
     run = run_with_scores("fedavg", {0: 0.5, 1: 0.5}, rounds=3)
     for record, score in zip(run.records, by_round, strict=True):
         record["per_client"] |= {f"accuracy_{m}": {0: score, 1: score} for m in ("trained", "received")}
-    summary = curves.curves_summary(single_comparison([run]))
+    summary = curves.curves_summary(compare_runs([run]))
     assert words in summary and "final score" not in summary and "not evaluated" not in summary
 
 
@@ -102,16 +119,14 @@ def test_gains_of_diverged_clients_count_as_losses() -> None:
         run_with_scores("local", {0: 0.5, 1: 0.5, 2: 0.5, 3: nan, 4: 0.5}),
         run_with_scores("fedavg", {0: 0.6, 1: nan, 2: nan, 3: 0.9, 4: 0.4}),
     ]
-    sentences = gains.gain_sentences(
-        single_comparison(runs)
-    )  # client 3 is left out, because its local training diverged
-    expected = "1 of 4 clients scores better than with local training, 3 score worse (2 diverged), and 0 score the same"
+    sentences = gains.gain_answer(compare_runs(runs))  # client 3 is left out, because its local training diverged
+    expected = "1 of 4 clients gains over local training, 3 lose (2 diverged), and 0 are within"
     assert expected in sentences[0] and sentences[0].endswith("the median client diverged.")
-    assert sentences[1] == "Client 0 gains the most (10.0 points); client 4 loses the most (10.0 points)."
-    bars = gains.gain_fractions(single_comparison(runs))
+    assert sentences[2] == "Client 0 gains the most (10.0 points); client 4 loses the most (10.0 points)."
+    bars = gains.gain_fractions(compare_runs(runs))
     assert bars is not None and [trace["x"] for trace in bars.data] == [[-75], [25]]
     assert bars.table.rows[0][1:6] == [4, 1, 0, 3, 2]
-    dots = gains.gain_by_size(single_comparison(runs))
+    dots = gains.gain_by_size(compare_runs(runs))
     assert dots is not None and sorted(dots.data[0]["text"]) == ["client 0", "client 4"]
     assert "2 clients diverged and are not drawn" in dots.summary
     assert "NaN" not in report(runs).partition("<script>/**")[0]
@@ -120,11 +135,11 @@ def test_gains_of_diverged_clients_count_as_losses() -> None:
 def test_gain_sentences_count_and_name_clients() -> None:
     runs = [run_with_scores("local", {0: 0.5, 1: 0.5, 2: 0.5, 3: 0.5}, names=["a", "b", "c", "7"])]
     runs.append(run_with_scores("fedavg", {0: 0.9, 1: 0.6, 2: 0.5, 3: 0.2}, names=["a", "b", "c", "7"]))
-    sentences = gains.gain_sentences(single_comparison(runs))
-    counts = "2 of 4 clients score better than with local training, 1 scores worse, and 1 scores the same"
+    sentences = gains.gain_answer(compare_runs(runs))
+    counts = "2 of 4 clients gain over local training, 1 loses, and 1 is within the uncertainty of its test samples"
     assert f"{counts}; the median gain is +5.0 points." in sentences[0]
-    assert sentences[1] == "a gains the most (40.0 points); client 7 loses the most (30.0 points)."
-    figure = gains.gain_by_size(single_comparison(runs))
+    assert sentences[2] == "a gains the most (40.0 points); client 7 loses the most (30.0 points)."
+    figure = gains.gain_by_size(compare_runs(runs))
     assert figure is not None
     drawn = dict(zip(figure.data[0]["text"], zip(figure.data[0]["x"], figure.data[0]["y"], strict=True), strict=True))
     assert drawn["a"] == (10, pytest.approx(40)) and drawn["client 7"] == (40, pytest.approx(-30))
@@ -132,7 +147,7 @@ def test_gain_sentences_count_and_name_clients() -> None:
         "+25.0 points for the half of the clients with fewer samples and −15.0 points for the half with more samples"
     )
     assert halves in figure.summary
-    bars = gains.gain_fractions(single_comparison(runs))
+    bars = gains.gain_fractions(compare_runs(runs))
     assert bars is not None and [trace["x"] for trace in bars.data] == [[-25], [50]]
 
 
@@ -143,9 +158,9 @@ def test_gain_sentences_count_and_name_clients() -> None:
             {"ditto": 0.4, "fedper": 0.3},
             "No client gains with any method; the fraction that lose is largest with Ditto and",
         ),
-        ({"ditto": 0.6, "fedper": 0.5}, "is largest with Ditto (100 %); no client loses with any method."),
-        ({"ditto": 0.5, "fedper": 0.5}, "No client gains with any method; none loses."),
-        ({"ditto": 0.4}, "No client gains with Ditto; the fraction that lose is 100 %."),
+        ({"ditto": 0.6, "fedper": 0.5}, "is largest with Ditto (100 %); no client loses with any method (beyond"),
+        ({"ditto": 0.5, "fedper": 0.5}, "No client gains with any method; none loses (beyond the uncertainty"),
+        ({"ditto": 0.4}, "No client gains with Ditto; the fraction that lose is 100 % (beyond"),
     ],
     ids=["no gain", "no loss", "neither", "one method"],
 )
@@ -154,12 +169,12 @@ def test_gain_fractions_without_gains_or_losses_name_no_method(scores: dict[str,
         run_with_scores("local", {0: 0.5, 1: 0.5}),
         *(run_with_scores(m, {0: score, 1: score}) for m, score in scores.items()),
     ]
-    bars = gains.gain_fractions(single_comparison(runs))
+    bars = gains.gain_fractions(compare_runs(runs))
     assert bars is not None and words in bars.summary and " 0 %" not in bars.summary
 
 
 def test_costs_are_totals_per_run() -> None:
-    group = single_comparison(runs_with_clear_winner(seeds=2))
+    group = compare_runs(runs_with_clear_winner(seeds=2))
     assert cost.total_cost(group, "FedPer") == {"up": 2e6, "down": 4e6, "bytes": 6e6, "seconds": 3.0}
     assert cost.bytes_to_match_local(group, "FedPer") == pytest.approx(3e6)  # already in the first round
     sentence = cost.cost_sentences(group)[0]
@@ -173,15 +188,15 @@ def test_costs_are_totals_per_run() -> None:
 def test_bytes_per_client_include_failed_clients() -> None:
     """Two clients answered and one failed: all three were selected and received a message."""
     run = run_with_scores("fedavg", {0: 0.5, 1: 0.5}, failed={2: "its loss is not finite"}, num_clients=3)
-    assert "1 MB per selected client and round" in cost.cost_sentences(single_comparison([run]))[0]
+    assert "1 MB per selected client and round" in cost.cost_sentences(compare_runs([run]))[0]
 
 
 def test_summaries_with_equal_values_name_no_single_method() -> None:
-    group = single_comparison(runs_with_clear_winner())
+    group = compare_runs(runs_with_clear_winner())
     figure, times = cost.score_by_bytes(group), cost.training_time(group)
     assert figure is not None and "FedPer ranks first and no other method transfers less (6 MB)" in figure.summary
     assert times is not None and "times as long" not in times.summary and "hardly longer than" in times.summary
-    equal = single_comparison(
+    equal = compare_runs(
         [run_with_scores("local", {0: 0.5}), run_with_scores("ditto", {0: 0.6}), run_with_scores("fedper", {0: 0.6})]
     )
     bars = gains.gain_fractions(equal)
@@ -194,7 +209,7 @@ def test_bytes_figure_labels_do_not_overlap() -> None:
         run_with_scores("ditto", dict.fromkeys(range(4), 0.502)),
     ]
     runs.append(run_with_scores("fedper", dict.fromkeys(range(4), 0.9)))
-    figure = cost.score_by_bytes(single_comparison(runs))
+    figure = cost.score_by_bytes(compare_runs(runs))
     assert figure is not None
     notes = {note["text"]: note for note in figure.layout["annotations"]}
     (nothing,) = [note for text, note in notes.items() if "transfers no data" in text]
@@ -205,12 +220,12 @@ def test_bytes_figure_labels_do_not_overlap() -> None:
 
 def test_split_figure_with_equal_truncated_names_has_one_column_per_client() -> None:
     names = [f"{'ward ' * 20}{number}" for number in range(2)]
-    figure = data_split.split_figure(single_comparison([run_with_scores("local", {0: 0.5, 1: 0.5}, names=names)]))
+    figure = data_split.split_figure(compare_runs([run_with_scores("local", {0: 0.5, 1: 0.5}, names=names)]))
     assert figure is not None and len(set(figure.data[0]["x"])) == 2
 
 
 def test_split_figure_draws_percentages() -> None:
-    figure = data_split.split_figure(single_comparison([run_with_scores("local", {0: 0.5, 1: 0.5})]))
+    figure = data_split.split_figure(compare_runs([run_with_scores("local", {0: 0.5, 1: 0.5})]))
     assert figure is not None
     columns = dict(zip(figure.data[0]["x"], zip(*figure.data[0]["z"], strict=True), strict=True))
     assert columns["client 1"] == (pytest.approx(66.7), pytest.approx(33.3), 0)
@@ -220,9 +235,9 @@ def test_split_figure_draws_percentages() -> None:
 
 
 def test_failures_figure_exists_only_with_failures() -> None:
-    assert clients.failures(single_comparison(runs_with_clear_winner())) is None
+    assert clients.failures(compare_runs(runs_with_clear_winner())) is None
     figure = clients.failures(
-        single_comparison([run_with_scores("fedavg", {0: 0.5, 1: 0.5}, failed={1: "its loss is not finite"})])
+        compare_runs([run_with_scores("fedavg", {0: 0.5, 1: 0.5}, failed={1: "its loss is not finite"})])
     )
     assert figure is not None and "Clients failed 2 times with FedAvg;" in figure.summary
     assert figure.table.rows[0] == ["FedAvg", 0, "1", 1, "failed", "its loss is not finite"]

@@ -15,6 +15,7 @@ import pytest
 
 import fedtailor as ft
 from conftest import error_message
+from fedtailor.analysis.run_summary import compare_runs
 from fedtailor.cli.run import method_settings
 from fedtailor.experiments.experiment import make_experiment
 from fedtailor.experiments.overrides import parse_overrides
@@ -24,7 +25,7 @@ from fedtailor.reporting.figures import cost
 from fedtailor.reporting.figures.figure import Figure, Table
 from fedtailor.reporting.page import Chapter, Page, Section, render_page
 from fedtailor.reporting.report import build_page, report, write_report
-from support.example_runs import run_with_scores, runs_with_clear_winner, single_comparison
+from support.example_runs import run_with_scores, runs_with_clear_winner
 
 # ---- the page
 
@@ -271,33 +272,33 @@ SWEEP = "--method fedprox --method.mu 0.1,1 --seed 0,1 --data.clients 3"
 
 
 def test_sweep_answer_includes_significance_and_caveats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first sentence includes the significance, caveats follow, and `write_report` returns all of it."""
+    """The first sentence is the verdict, caveats follow, and `write_report` returns all of it."""
     runs = sweep_runs(tmp_path, SWEEP)
     found = sweep_section(runs).answer
-    assert (
-        found[0].startswith("The best setting is mu = 1: ")
-        and "; over 2 seeds, it is not significantly better than mu = 0.1" in found[0]
-    )
-    assert "also try mu above 1" in found[1] and "chosen on test data and its score is optimistic" in found[2]
-    assert len(found) == 3 and all(sentence.endswith(".") for sentence in found)
+    lead = "its 1.0-point lead over FedProx mu=0.1 is more than chance."
+    assert found[0].startswith("FedProx mu=1 scores highest (") and found[0].endswith(lead)
+    text = " ".join(found)
+    assert "also try mu above 1." in text and "chosen on test data and its score is optimistic" in text
+    assert all(sentence.endswith(".") for sentence in found)
     monkeypatch.setattr("fedtailor.reporting.report.load_runs", lambda paths: (runs, []))
-    assert write_report([tmp_path], tmp_path / "report.html") == " ".join(found)
+    assert write_report([tmp_path], tmp_path / "report.html") == text
     page = (tmp_path / "report.html").read_text()
     assert all(sentence in page for sentence in found)
 
 
-def test_sweep_answer_states_significance_per_condition(tmp_path: Path) -> None:
+def test_sweep_answer_has_one_verdict_per_condition(tmp_path: Path) -> None:
     answers = sweep_section(sweep_runs(tmp_path, f"{SWEEP} --data.alpha 0.1,1")).answer
-    assert [sentence.count("over 2 seeds") for sentence in answers[:2]] == [1, 1]
-    assert ["alpha = 0.1" in answers[0], "alpha = 1" in answers[1]] == [True, True] and "optimistic" in answers[2]
+    found = [sentence.partition(": ")[0] for sentence in answers if "not enough seeds to tell" in sentence]
+    assert found == ["With alpha = 0.1", "With alpha = 1"]
+    assert sum("optimistic" in sentence for sentence in answers) == 1
 
 
 def test_report_on_several_sweeps_names_each_sweep(tmp_path: Path) -> None:
     places = [tmp_path / "here" / "mu", tmp_path / "lr"]
     words = [SWEEP, SWEEP.replace("mu 0.1,1", "lr 0.2,2")]
     sweep = sweep_section([run for each in zip(places, words, strict=True) for run in sweep_runs(*each)])
-    assert sweep.answer[0].startswith("Sweep 'mu': The best setting is mu = 1: ")
-    assert any(sentence.startswith("Sweep 'lr': The best setting is lr = 2: ") for sentence in sweep.answer)
+    assert sweep.answer[0].startswith("Sweep 'mu': FedProx mu=1 scores highest")
+    assert any(sentence.startswith("Sweep 'lr': FedProx lr=2 scores highest") for sentence in sweep.answer)
     assert [figure.title.partition(":")[0] for figure in sweep.figures] == ["mu", "lr"]
     places = [tmp_path / part / "mu" for part in ("one", "other")]
     words = [SWEEP, SWEEP.replace("0.1,1", "0.2,2")]
@@ -313,11 +314,15 @@ def test_sweep_with_missing_runs_counts_them(tmp_path: Path) -> None:
 
 
 def test_sections_below_sweep_describe_its_selected_setting(tmp_path: Path) -> None:
-    """mu = 1 scores higher on its only seed, but the sweep cannot select a setting without all seeds."""
-    runs = sweep_runs(tmp_path, SWEEP)[:3]
-    assert next(iter(single_comparison(runs).methods)) == "FedProx mu=1.0"
+    """mu = 1 scores higher on test data, but mu = 0.1 on validation data, by which the sweep selects."""
+    runs = sweep_runs(tmp_path, f"{SWEEP} --validation 0.2")
+    for run in runs:
+        score = 0.9 if run.experiment["method"]["mu"] == 0.1 else 0.8
+        run.records[-1]["per_client"] |= {f"validation_{m}": {0: score} for m in ("received", "trained")}
+        run.info["clients"][0]["validation"] = 10
+    assert next(iter(compare_runs(runs).methods)) == "FedProx mu=1"
     sweep, *others = build_page(runs).chapters[0].sections
-    assert sweep.answer[0].startswith("The best setting is mu = 0.1: ")
+    assert sweep.answer[0].startswith("FedProx mu=0.1 scores highest (90.0 % on validation data), but there are not")
     texts = {section.key: [*section.answer, *(figure.summary for figure in section.figures)] for section in others}
     assert any("FedProx mu=0.1 stays within" in text or "of FedProx mu=0.1 was" in text for text in texts["best"])
     assert any(text.startswith("With FedProx mu=0.1, the median client") for text in texts["clients"])
@@ -329,7 +334,7 @@ def test_sections_below_sweep_describe_its_selected_setting(tmp_path: Path) -> N
 def test_bytes_summary_when_cheapest_method_scores_higher() -> None:
     runs = [run_with_scores("fedper", {0: 0.6, 1: 0.6}), run_with_scores("fedavg", {0: 0.5, 1: 0.5})]
     runs[1].records[0]["bytes_up"] *= 2
-    group = single_comparison(runs)
+    group = compare_runs(runs)
     figure = cost.score_by_bytes(replace(group, methods=dict(reversed(list(group.methods.items())))))
     assert figure is not None and "FedAvg ranks first" in figure.summary
     assert "the cheapest, FedPer, transfers 86 % of that and is 10.0 points better on test data" in figure.summary

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedtailor.analysis import verdict
-from fedtailor.analysis.run_summary import Comparison, make_comparisons
+from fedtailor.analysis.run_summary import compare_runs
+from fedtailor.analysis.verdict import verdict_sentences
 from fedtailor.methods import METHODS
 from fedtailor.runs.reader import raise_remote_client
 from fedtailor.runs.run import FORMAT, Run
@@ -96,7 +96,7 @@ def run_with_scores(
             "bytes_up": sent, "bytes_down": 2 * sent, "seconds": 1.5, "method_metrics": {},
         })  # fmt: skip
     numbers = range(num_clients or len(scores))
-    test_sizes, names = test_sizes or [1] * len(numbers), names or [str(client) for client in numbers]
+    test_sizes, names = test_sizes or [1_000] * len(numbers), names or [str(client) for client in numbers]
     clients = [
         {"name": names[c], "train": 10 * (c + 1), "validation": 0, "test": test_sizes[c], "classes": [c + 1, 1, 0]}
         for c in numbers
@@ -112,16 +112,9 @@ def run_with_scores(
     return Run(experiment, info, records, {}, lambda client: {}, lambda client, moment: {})
 
 
-def single_comparison(runs: list[Run]) -> Comparison:
-    """Return the comparison of runs that form one group."""
-    (group,) = make_comparisons(runs)
-    return group
-
-
 def verdict_text(runs: list[Run]) -> str:
     """Return the verdict of runs that form one group as text."""
-    group = single_comparison(runs)
-    return " ".join(verdict.verdict_sentences(group, verdict.pairwise_differences(group)))
+    return " ".join(verdict_sentences(compare_runs(runs)))
 
 
 def runs_with_clear_winner(seeds: int = 1, clients: int = 20) -> list[Run]:

@@ -1,11 +1,11 @@
 """Format scores, names, and quantities for people."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import isfinite, log10
 from re import match
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -49,6 +49,27 @@ def make_unique(names: Sequence[str]) -> list[str]:
     return list(used)
 
 
+def setting_labels(settings: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Return labels of settings, each given as its method's proper name and its fields: the name, with the fields that
+    differ if a method has several settings. Long labels are truncated, and equal labels are numbered.
+
+    >>> setting_labels([("FedProx", {"mu": 0.1, "lr": 1.0}), ("FedProx", {"mu": 1.0, "lr": 1.0}), ("FedAvg", {})])
+    ['FedProx mu=0.1', 'FedProx mu=1', 'FedAvg']
+    """
+    by_method: dict[str, list[dict[str, str]]] = {}
+    for title, fields in settings:
+        by_method.setdefault(title, []).append({name: format_value(value) for name, value in fields.items()})
+    differ = {
+        title: [n for n in dict.fromkeys(n for own in some for n in own) if len({own.get(n) for own in some}) > 1]
+        for title, some in by_method.items()
+    }
+    words = [
+        [title, *(f"{name}={format_value(fields[name])}" for name in differ[title] if name in fields)]
+        for title, fields in settings
+    ]
+    return make_unique([shorten(" ".join(parts)) for parts in words])
+
+
 def count_of(count: int, what: str) -> str:
     """Return a count with its noun, in the singular or the plural.
 
@@ -56,6 +77,19 @@ def count_of(count: int, what: str) -> str:
     ('1 client', '1,200 rounds')
     """
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def format_value(value: Any) -> str:
+    """Return the value of a setting as a flag would write it.
+
+    >>> [format_value(value) for value in (0.010, 1.0, 1e-5, [64, 32], True, "iid")]
+    ['0.01', '1', '1e-05', '64,32', 'true', 'iid']
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return ",".join(map(format_value, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def percent(fraction: float, digits: int = 0) -> str:
@@ -115,7 +149,9 @@ class ScoreFormat:
         """Return a value without its unit."""
         if value is None or not isfinite(value):
             return "–"
-        return f"{100 * value:.1f}" if self.score in PERCENT_METRICS else f"{value:.4g}"
+        if self.score not in PERCENT_METRICS:
+            return f"{value:.4g}"
+        return f"{100 * round(value, 6):.1f}"  # scores in 32 and in 64 bits are rounded to the same text
 
     def text(self, value: float | None) -> str:
         """Return a value with its unit."""

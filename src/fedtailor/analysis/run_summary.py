@@ -2,14 +2,15 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, isfinite, nan
+from math import inf, isfinite
 from statistics import fmean, mean
 
 from fedtailor.analysis.comparability import TIMING_SETTINGS, experiment_key, split_key
-from fedtailor.analysis.formatting import ScoreFormat, make_unique, shorten
-from fedtailor.analysis.statistics import interval_half_width
+from fedtailor.analysis.comparison import Ranking, common_seeds, compare_with_best, rank
+from fedtailor.analysis.formatting import ScoreFormat, setting_labels, shorten
+from fedtailor.analysis.statistics import mean_interval
 from fedtailor.errors import RunError
 from fedtailor.runs.records import Record, Values
 from fedtailor.runs.run import MOMENTS, Run
@@ -17,7 +18,6 @@ from fedtailor.runs.summaries import weighted_mean
 from fedtailor.runs.toml import flatten_settings
 
 Client = tuple[str, int]  # data split and client number; seeds can have different splits
-Differences = dict[Client, tuple[float, float]]  # difference in score (positive is better) and weight
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,6 @@ class Comparison:
     methods: Mapping[str, Sequence[RunSummary]]  # label -> runs, the best method first; only common seeds, if any
     excluded: Sequence[RunSummary]  # runs with seeds that not all methods have
     differs_in: str = ""  # settings that distinguish this group from other groups
-    _gaps: dict[tuple[str, str, str], Differences] = field(default_factory=dict, init=False)  # cache of `gaps`
 
     @property
     def first(self) -> Run:
@@ -170,47 +169,51 @@ class Comparison:
 
     def interval(self, label: str, moment: str = "trained") -> tuple[float, float] | None:
         """Return the 95 % interval of the mean over seeds by Student's t, clipped to [0, 1] for percentages; None for
-        one seed."""
-        scores, center = self.scores(label, moment), self.score(label, moment)
-        if center is None or (half_width := interval_half_width(scores)) is None:
+        fewer than three seeds."""
+        if self.score(label, moment) is None or (found := mean_interval(self.scores(label, moment))) is None:
             return None
         low, high = (0.0, 1.0) if self.fmt.unit else (-inf, inf)
-        return max(low, center - half_width), min(high, center + half_width)
+        return max(low, found[0]), min(high, found[1])
 
-    def gaps(self, label: str, other: str, moment: str = "trained") -> Differences:
-        """Return client -> (difference in score, weight), averaged over the seeds in which both methods have a score.
+    @cached_property
+    def ranking(self) -> Ranking | None:
+        """The best method as trained, and its differences to the others; None if no method has a score."""
+        scores = {label: score for label in self.methods if (score := self.score(label)) is not None}
+        if not scores:
+            return None
+        best, *others = scores
+        pairs = {other: [weighted for weighted, _ in self.paired_scores(best, other)] for other in others}
+        differences = compare_with_best(scores, pairs, self.sign > 0)
+        return Ranking(self.fmt, self.sign > 0, best, scores[best], differences)
 
-        The weight is the client's fraction of the test samples, so the weighted mean is the difference of the two
-        scores. Positive is better, also for scores that should be low. A client that diverged only with the first
-        method has −∞, one that diverged with the second has NaN.
-        """
-        if (label, other, moment) not in self._gaps:
-            found: dict[Client, list[tuple[float, float]]] = {}
-            for gaps in self.gaps_by_seed(label, other, moment):
-                for client, pair in gaps.items():
-                    found.setdefault(client, []).append(pair)
-            means = {client: (fmean(g for g, _ in pairs), sum(w for _, w in pairs)) for client, pairs in found.items()}
-            self._gaps[label, other, moment] = means
-        return self._gaps[label, other, moment]
+    def run_pairs(self, label: str, other: str) -> list[tuple[RunSummary, RunSummary]]:
+        """Return the runs of two methods that have the same seed and split."""
+        partners = {summary.pair_key: summary for summary in self.methods[other]}
+        return [(ours, partners[ours.pair_key]) for ours in self.methods[label] if ours.pair_key in partners]
 
-    def gaps_by_seed(self, label: str, other: str, moment: str = "trained") -> list[Differences]:
-        """Return the same for each seed that both methods have."""
-        partners, found = {summary.pair_key: summary for summary in self.methods[other]}, []
-        for ours in self.methods[label]:
-            if (theirs := partners.get(ours.pair_key)) is None:
-                continue
-            our_scores, their_scores = ours.last[moment], theirs.last[moment]
-            both = [client for client in our_scores if client in their_scores]
-            total = sum(ours.test_sizes[client] for client in both) or 1
-            found.append(
-                {(ours.split, c): (self._gap(our_scores[c], their_scores[c]), ours.test_sizes[c] / total) for c in both}
-            )
+    def paired_scores(self, label: str, other: str) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+        """Return for each common seed the scores of two methods over the clients that both have: first weighted by
+        test samples, then with equal weight for all clients."""
+        found = []
+        for ours, theirs in self.run_pairs(label, other):
+            scores = [summary.last["trained"] for summary in (ours, theirs)]
+            both = [client for client in scores[0] if client in scores[1] and ours.test_sizes[client]]
+            if both:
+                total = sum(ours.test_sizes[client] for client in both)
+                a, b = (sum(own[c] * ours.test_sizes[c] for c in both) / total for own in scores)
+                found.append(((a, b), (fmean(scores[0][c] for c in both), fmean(scores[1][c] for c in both))))
         return found
 
-    def _gap(self, ours: float, theirs: float) -> float:
-        if not isfinite(theirs):
-            return nan
-        return self.sign * (ours - theirs) if isfinite(ours) else -inf
+
+def compare_runs(runs: Sequence[Run]) -> Comparison:
+    """Return the comparison of runs that differ only in method and seed; raise `RunError` for other runs."""
+    groups = make_comparisons(runs)
+    if len(groups) > 1:
+        differences = " and ".join(f"({group.differs_in})" for group in groups[:3])
+        raise RunError(
+            f"These runs cannot be compared because they differ in more than method and seed: {differences}."
+        )
+    return groups[0]
 
 
 def make_comparisons(runs: Sequence[Run]) -> list[Comparison]:
@@ -246,8 +249,7 @@ def _compare(runs: Sequence[Run], differs_in: str) -> Comparison:
     methods: dict[str, list[RunSummary]] = {}
     for run, label in zip(runs, labels, strict=True):
         methods.setdefault(label, []).append(summarize_run(run, label))
-    keys = [{summary.pair_key for summary in summaries} for summaries in methods.values()]
-    common = set.intersection(*keys) or set.union(*keys)
+    common = common_seeds([summary.pair_key for summary in summaries] for summaries in methods.values())
     kept = {label: [s for s in summaries if s.pair_key in common] for label, summaries in methods.items()}
     excluded = [s for summaries in methods.values() for s in summaries if s.pair_key not in common]
     kept = {label: sorted(summaries, key=lambda summary: summary.seed) for label, summaries in kept.items()}
@@ -256,34 +258,15 @@ def _compare(runs: Sequence[Run], differs_in: str) -> Comparison:
 
 def rank_methods(group: Comparison) -> Comparison:
     """Return the comparison with the best method first; methods that diverged or were not evaluated are last."""
-
-    def sort_key(label: str) -> float:
-        score = group.score(label)
-        score = group.score(label, "received") if score is None and not group.scores(label) else score
-        return -inf if score is None else group.sign * score
-
-    best_first = sorted(group.methods, key=sort_key, reverse=True)
-    return replace(group, methods={label: group.methods[label] for label in best_first})
+    scores = {label: group.scores(label) or group.scores(label, "received") for label in group.methods}
+    return replace(group, methods={label: group.methods[label] for label in rank(scores, group.sign > 0)})
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Return the methods' proper names, with the fields that differ if a method has several settings. Long labels are
-    truncated, and labels of different settings that are equal after truncation are numbered."""
+    """Return the label of each run's method; runs with equal settings have equal labels."""
     keys = [json.dumps(run.experiment["method"], sort_keys=True, default=str) for run in runs]
-    settings = dict(zip(keys, runs, strict=True))
-    fields = {
-        key: {n: str(v) for n, v in flatten_settings(run.experiment["method"]).items()} for key, run in settings.items()
+    settings = {
+        key: (run.method_title, flatten_settings(run.experiment["method"])) for key, run in zip(keys, runs, strict=True)
     }
-    by_method: dict[str, list[dict[str, str]]] = {}
-    for key, run in settings.items():
-        by_method.setdefault(run.method, []).append(fields[key])
-    differ = {
-        method: [n for n in dict.fromkeys(n for own in some for n in own) if len({own.get(n) for own in some}) > 1]
-        for method, some in by_method.items()
-    }
-    words = {
-        key: [run.method_title, *(f"{n}={value}" for n, value in fields[key].items() if n in differ[run.method])]
-        for key, run in settings.items()
-    }
-    labels = dict(zip(words, make_unique([shorten(" ".join(parts)) for parts in words.values()]), strict=True))
+    labels = dict(zip(settings, setting_labels(list(settings.values())), strict=True))
     return [labels[key] for key in keys]

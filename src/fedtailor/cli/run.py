@@ -8,7 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtailor.analysis.tables import comparison, other_metrics, run_table, verdict
+from fedtailor.analysis.client_gains import gain_sentences
+from fedtailor.analysis.run_summary import compare_runs
+from fedtailor.analysis.tables import comparison_table, other_metrics, run_table
+from fedtailor.analysis.verdict import verdict_sentences
 from fedtailor.cli.console import (
     collect_failures,
     out,
@@ -188,7 +191,8 @@ def _print_run(finished: Run) -> None:
 
 
 def _print_comparison(runs: list[Run], brief: bool = False) -> None:
-    out.print(comparison(runs))
+    group = compare_runs(runs)
+    out.print(comparison_table(group))
     if not brief:
-        out.print(other_metrics(runs))
-    out.print(verdict(runs), highlight=False)
+        out.print(other_metrics(group))
+    out.print(" ".join([*verdict_sentences(group), *gain_sentences(group)]), markup=False, highlight=False)

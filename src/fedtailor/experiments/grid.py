@@ -9,6 +9,7 @@ from itertools import pairwise, product
 from math import prod
 from typing import Any, get_args, get_origin, get_type_hints
 
+from fedtailor.analysis.formatting import format_value
 from fedtailor.data.datasets import Data
 from fedtailor.errors import ConfigError, FedTailorError
 from fedtailor.experiments.experiment import Experiment, make_experiment
@@ -62,19 +63,6 @@ def short_names(axes: Sequence[str]) -> dict[str, str]:
     """
     ends = [axis.rpartition(".")[2] for axis in axes]
     return {axis: end if ends.count(end) == 1 else axis for axis, end in zip(axes, ends, strict=True)}
-
-
-def format_value(value: Any) -> str:
-    """Return a value as a flag would write it.
-
-    >>> [format_value(value) for value in (0.010, 1.0, 1e-5, [64, 32], True, "iid")]
-    ['0.01', '1', '1e-05', '64,32', 'true', 'iid']
-    """
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return ",".join(map(format_value, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def value_label(axis: str, value: Any) -> str:

@@ -13,10 +13,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from fedtailor.analysis.formatting import format_value
 from fedtailor.core.untrusted_input import check_settings, read_toml
 from fedtailor.errors import ConfigError
 from fedtailor.experiments.experiment import read_experiment_file
-from fedtailor.experiments.grid import Point, Values, find_axes, fixed_settings, format_value, make_points, parse_grid
+from fedtailor.experiments.grid import Point, Values, find_axes, fixed_settings, make_points, parse_grid
 from fedtailor.methods import METHODS
 from fedtailor.runs.files import TEMPORARY_SUFFIX, folder_lock, safe_file_name, write_atomic, write_errors
 from fedtailor.runs.reader import is_run_folder

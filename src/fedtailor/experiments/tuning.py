@@ -1,21 +1,31 @@
-"""Results of a sweep: which settings score best, on which data, and whether the difference is significant."""
+"""Results of a sweep: which settings score best, on which data, and whether the difference is more than chance."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, isfinite
+from math import isfinite, nan
 from statistics import mean
 
 from rich.table import Table
 
-from fedtailor.analysis.formatting import ScoreFormat, count_of
-from fedtailor.analysis.statistics import SIGNIFICANCE_LEVEL, holm, paired_t_test
+from fedtailor.analysis.comparison import (
+    DEPENDENT_SEEDS,
+    MORE_SEEDS,
+    Ranking,
+    common_seeds,
+    compare_with_best,
+    headline,
+    other_methods,
+    rank,
+)
+from fedtailor.analysis.formatting import ScoreFormat, count_of, format_value, join_names, setting_labels
+from fedtailor.analysis.statistics import MIN_SEEDS
 from fedtailor.analysis.tables import new_table, spread
-from fedtailor.experiments.grid import REPEATS, Values, format_value, short_names, value_label
+from fedtailor.experiments.grid import REPEATS, Values, short_names, value_label
 from fedtailor.runs.run import MOMENTS, Run
 from fedtailor.runs.summaries import weighted_mean
 
-_MAX_NAMES, _MAX_ROWS = 3, 50
+_MAX_ROWS = 50
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,7 @@ class Outcome:
     """The scores of one run in its last round, over all samples."""
 
     values: Values
+    method: str  # its proper name
     score: str
     higher_is_better: bool
     description: tuple[str, ...]  # data set, number of clients, number of rounds
@@ -37,13 +48,16 @@ def make_outcome(run: Run, values: Values) -> Outcome:
     validation = {m: weighted_mean(run.scores(m, score="validation"), sizes) for m in MOMENTS}
     data = run.experiment["data"].get("name", "own data")
     description = (data, count_of(run.num_clients, "client"), count_of(len(run.records), "round"))
-    return Outcome(values, run.info["score"], run.info["higher_is_better"], description, test, validation)
+    return Outcome(
+        values, run.method_title, run.info["score"], run.info["higher_is_better"], description, test, validation
+    )
 
 
 @dataclass(frozen=True)
 class Setting:
     """One setting with the scores of all its seeds."""
 
+    label: str  # the method's proper name and the fields that differ, as in comparisons of methods
     values: Values  # without seeds
     scores: Mapping[str, float]  # seed -> score by which settings are ranked; NaN if the run diverged
     test: Mapping[str, Sequence[float]]  # moment -> test scores, one per seed
@@ -59,7 +73,8 @@ class SweepComparison:
 
     conditions: Values  # axis -> value
     axes: tuple[str, ...]  # that are tuned
-    settings: Sequence[Setting]  # the best first; settings that lack a seed or diverged are last
+    settings: Sequence[Setting]  # the best first; settings that diverged are last; only common seeds, if any
+    excluded: int  # runs with seeds that not all settings have
     moment: str
     validated: bool  # whether settings are ranked by validation data; otherwise by test data
     score: str
@@ -79,7 +94,7 @@ class SweepComparison:
 
     @cached_property
     def seeds(self) -> int:
-        """The number of seeds of complete settings."""
+        """The number of seeds."""
         return max(len(setting.scores) for setting in self.settings)
 
     @cached_property
@@ -101,16 +116,26 @@ class SweepComparison:
         """Return the mean and the standard deviation of scores with their unit."""
         return spread(self.score, scores) + self.fmt.unit * bool(scores)
 
+    @cached_property
+    def ranking(self) -> Ranking | None:
+        """The best setting and its differences to the others; None if no setting has a score."""
+        finite = [one for one in self.settings if one.is_finite]
+        if not finite:
+            return None
+        best, *others = finite
+        pairs = {
+            one.label: [(best.scores[seed], one.scores[seed]) for seed in best.scores if seed in one.scores]
+            for one in others
+        }
+        scores = {one.label: mean(one.scores.values()) for one in finite}
+        differences = compare_with_best(scores, pairs, self.higher_is_better)
+        data = "on validation data" if self.validated else ""
+        return Ranking(self.fmt, self.higher_is_better, best.label, scores[best.label], differences, data)
+
     def indistinguishable(self) -> list[Setting]:
-        """Return the complete settings that are not significantly worse than the best: a t test paired over seeds, at
-        the 5 % level with Holm's correction for the number of comparisons."""
-        best = self.best
-        if best is None:
-            return []
-        others = [one for one in self.settings[1:] if len(one.scores) == self.seeds and one.is_finite]
-        gaps = [[best.scores[seed] - one.scores[seed] for seed in best.scores if seed in one.scores] for one in others]
-        ps = holm([paired_t_test(gap) for gap in gaps])
-        return [one for one, p in zip(others, ps, strict=True) if p > SIGNIFICANCE_LEVEL]
+        """Return the settings that are not significantly worse than the best."""
+        similar = {found.other for found in self.ranking.differences if found.direction <= 0} if self.ranking else set()
+        return [one for one in self.settings if one.label in similar]
 
     def edges(self) -> list[str]:
         """Return the axes on which the best value is the smallest or largest of the grid, with the direction to extend
@@ -125,50 +150,33 @@ class SweepComparison:
         return found
 
     def findings(self) -> list[str]:
-        """Return clauses about the result: first the best setting and its significance, then remarks."""
-        best, complete = self.best, [one for one in self.settings if len(one.scores) == self.seeds]
-        if best is None:
-            return ["no setting has a finite score"]
-        significance = f"; {self._significance(len(complete) - 1)}" if len(complete) > 1 else ""
-        clauses = [self._winner(best, len(self.settings) == 1) + significance]
+        """Return sentences about the result: first the verdict, then remarks."""
+        best, ranking = self.best, self.ranking
+        if best is None or ranking is None:
+            return ["No setting has a finite score."]
+        test = f"{self.format_scores(best.test[self.moment])} ({self.moment})"
+        if len(self.settings) == 1:
+            return [headline(replace(ranking, score=mean(best.test[self.moment]), data="")), f"The score is {test}."]
+        ranked_by = f"{self.format_scores(list(best.scores.values()))} on validation data and "
+        sentences = [headline(ranking), f"It scores {ranked_by if self.validated else ''}{test} on test data."]
+        sentences += other_methods(ranking)
+        if diverged := [one.label for one in self.settings if not one.is_finite]:
+            sentences.append(f"Ranked last, because a run diverged or was not evaluated: {join_names(diverged)}.")
         if edges := self.edges():
-            clauses.append(f"it is at the edge of the grid: also try {' and '.join(edges)}")
-        if missing := len(self.settings) - len(complete):
-            clauses.append(f"{missing} {'setting lacks' if missing == 1 else 'settings lack'} seeds and cannot be best")
-        return clauses
+            sentences.append(f"It is at the edge of the grid: also try {' and '.join(edges)}.")
+        if self.excluded:
+            sentences.append(f"{count_of(self.excluded, 'run')} with seeds that not all settings have are excluded.")
+        return sentences
 
     def caveats(self) -> list[str]:
-        """Return clauses about what limits the result."""
-        if self.validated or len(self.settings) == 1:
+        """Return sentences about what limits the result."""
+        if len(self.settings) == 1:
             return []
-        optimistic = "without validation data, the best setting is chosen on test data and its score is optimistic"
-        return [f"{optimistic}: hold out data with --validation 0.2"]
-
-    def _winner(self, best: Setting, only: bool) -> str:
-        conditions = f"with {self.describe(self.conditions)}, " if self.conditions else ""
-        test = self.format_scores(best.test[self.moment])
-        if only:
-            setting = self.describe({**self.conditions, **self.tuned_values(best)})
-            return f"{f'with {setting}, ' if setting else ''}the score is {test} ({self.moment})"
-        ranked_by = f"{self.format_scores(list(best.scores.values()))} on validation data and {test} on test data"
-        winner = self.describe(self.tuned_values(best))
-        return f"{conditions}the best setting is {winner}: {ranked_by if self.validated else test} ({self.moment})"
-
-    def _significance(self, others: int) -> str:
-        if self.seeds < 2:
-            return "there is only one seed, so differences may be chance"
-        alike = self.indistinguishable()
-        finite = sum(one.is_finite for one in self.settings[1:] if len(one.scores) == self.seeds)
-        worse = others - len(alike)
-        diverged = f" ({others - finite} diverged)" if finite < others else ""
-        names = " or ".join(self.describe(self.tuned_values(one)) for one in alike[:_MAX_NAMES])
-        names += f" or {len(alike) - _MAX_NAMES} more" if len(alike) > _MAX_NAMES else ""
-        over = f"over {self.seeds} seeds, it is"
-        if not alike:
-            return f"{over} significantly better than {_all(others)}{diverged}"
-        if not worse:
-            return f"{over} not significantly better than {names}"
-        return f"{over} significantly better than {worse} of {others} others{diverged}, but not than {names}"
+        notes = [MORE_SEEDS if self.seeds < MIN_SEEDS else DEPENDENT_SEEDS]
+        if not self.validated:
+            optimistic = "Without validation data, the best setting is chosen on test data and its score is optimistic"
+            notes.append(f"{optimistic}: hold out data with --validation 0.2.")
+        return notes
 
 
 def compare_settings(axes: Sequence[str], outcomes: Sequence[Outcome], moment: str) -> list[SweepComparison]:
@@ -185,11 +193,22 @@ def compare_settings(axes: Sequence[str], outcomes: Sequence[Outcome], moment: s
     for group in groups.values():
         first = group[0]
         condition = {axis: first.values[axis] for axis in conditions if axis in first.values}
-        ranked = _ranked(_settings(group, moment, validated), first.higher_is_better)
+        settings, excluded = _settings(group, moment, validated)
+        order = rank({s: list(one.scores.values()) for s, one in settings.items()}, first.higher_is_better)
+        ranked = [settings[label] for label in order]
         common = ", ".join(part for part in first.description if all(part in one.description for one in outcomes))
         found.append(
             SweepComparison(
-                condition, tuned, ranked, moment, validated, first.score, first.higher_is_better, common, names
+                condition,
+                tuned,
+                ranked,
+                excluded,
+                moment,
+                validated,
+                first.score,
+                first.higher_is_better,
+                common,
+                names,
             )
         )
     return found
@@ -209,7 +228,7 @@ def sweep_table(found: Sequence[SweepComparison]) -> Table:
     first = found[0]
     axes = [axis for axis in first.names if axis not in REPEATS]
     seeds = max(comparison.seeds for comparison in found)
-    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed: differences may be chance"
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     title = "; ".join(part for part in (first.description, first.fmt.in_words, over) if part)
     columns = [*(first.names[axis] for axis in axes), *["validation"] * first.validated, "trained", "received", "seeds"]
     table, hidden = new_table(title, columns, left=len(axes)), 0
@@ -232,38 +251,40 @@ def sweep_verdict(found: Sequence[SweepComparison]) -> str:
     return " ".join(sweep_sentences(found))
 
 
-def sweep_sentences(found: Sequence[SweepComparison]) -> list[str]:
-    """Return the findings as sentences, followed by their caveats."""
-    findings = found[0].findings() if len(found) == 1 else ["; ".join(comparison.findings()) for comparison in found]
-    caveats = dict.fromkeys(clause for comparison in found for clause in comparison.caveats())  # each once
-    return [f"{clause[0].upper()}{clause[1:]}." for clause in (*findings, *caveats)]
+def sweep_sentences(found: Sequence[SweepComparison], brief: bool = False) -> list[str]:
+    """Return the findings, each condition with its own verdict, followed by their caveats; briefly, without remarks."""
+    sentences = []
+    for comparison in found:
+        first, *others = comparison.findings()
+        condition = comparison.describe(comparison.conditions) if len(found) > 1 else ""
+        sentences += [f"With {condition}: {first}" if condition else first, *([] if brief else others)]
+    return [*sentences, *dict.fromkeys(note for comparison in found for note in comparison.caveats())]  # each once
 
 
-def _settings(group: Sequence[Outcome], moment: str, validated: bool) -> list[Setting]:
-    points = dict[str, list[Outcome]]()
+def _settings(group: Sequence[Outcome], moment: str, validated: bool) -> tuple[dict[str, Setting], int]:
+    """Return the settings by label, with the seeds that all of them have, and the number of other runs."""
+    points = dict[str, dict[str, Outcome]]()
     for one in group:
-        points.setdefault(str({a: v for a, v in one.values.items() if a not in REPEATS}), []).append(one)
-    found = []
-    for repeats in points.values():
-        values = {axis: value for axis, value in repeats[0].values.items() if axis not in REPEATS}
-        scores = dict[str, float]()
-        for one in repeats:
-            score = (one.validation if validated else one.test)[moment]
-            if score is not None:
-                scores[str([one.values.get(axis) for axis in REPEATS])] = score
-        test = {m: [score for one in repeats if (score := one.test[m]) is not None] for m in MOMENTS}
-        found.append(Setting(values, scores, test))
-    return found
+        setting, seed = ({a: v for a, v in one.values.items() if (a in REPEATS) == repeat} for repeat in (False, True))
+        points.setdefault(str(setting), {})[str(seed)] = one
+    common = common_seeds(points.values())
+    kept = [{seed: one for seed, one in own.items() if seed in common} for own in points.values()]
+    found = {}
+    for label, own in zip(_labels([next(iter(own.values())) for own in kept]), kept, strict=True):
+        first = next(iter(own.values()))
+        values = {axis: value for axis, value in first.values.items() if axis not in REPEATS}
+        ranked_by = {seed: (one.validation if validated else one.test)[moment] for seed, one in own.items()}
+        scores = {seed: nan if score is None else score for seed, score in ranked_by.items()}
+        test = {m: [score for one in own.values() if (score := one.test[m]) is not None] for m in MOMENTS}
+        found[label] = Setting(label, values, scores, test)
+    return found, len(group) - sum(map(len, kept))
 
 
-def _ranked(settings: Sequence[Setting], higher_is_better: bool) -> list[Setting]:
-    seeds, sign = max(len(one.scores) for one in settings), 1 if higher_is_better else -1
-
-    def sort_key(one: Setting) -> tuple[bool, float]:
-        return len(one.scores) == seeds, sign * mean(one.scores.values()) if one.is_finite else -inf
-
-    return sorted(settings, key=sort_key, reverse=True)
-
-
-def _all(others: int) -> str:
-    return "the other" if others == 1 else f"all {others} others"
+def _labels(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return the labels that comparisons of methods use, too."""
+    unlabeled = (*REPEATS, "method", "method.inner")
+    return setting_labels([
+        (one.method, {axis.removeprefix("method."): v for axis, v in one.values.items()
+                      if axis not in unlabeled and not is_condition(axis)})
+        for one in outcomes
+    ])  # fmt: skip

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.analysis import verdict
 from fedtailor.analysis.comparability import first_seed_runs
 from fedtailor.analysis.formatting import count_of
 from fedtailor.analysis.run_summary import Comparison, make_comparisons
+from fedtailor.analysis.verdict import verdict_sentences
 from fedtailor.errors import RunError
 from fedtailor.reporting.figures import clients, cost, curves, data_split, gains, ranking
 from fedtailor.reporting.figures.figure import Figure, Table
@@ -125,7 +125,7 @@ def _sections(group: Comparison, ranked: bool) -> list[Section]:
     cost_figures = [cost.score_by_bytes(group), cost.training_time(group)]
     sections = [
         _ranking_section(group) if ranked else _development_section(group),
-        Section("clients", gain_title, gains.gain_sentences(group), _not_none(client_figures)),
+        Section("clients", gain_title, gains.gain_answer(group), _not_none(client_figures)),
         Section("mixing", "Which clients learn from which?", mixing, mixing_drawn),
         Section("cost", "What did it cost?", cost.cost_sentences(group), _not_none(cost_figures)),
     ]
@@ -138,9 +138,8 @@ def _sections(group: Comparison, ranked: bool) -> list[Section]:
 
 
 def _ranking_section(group: Comparison) -> Section:
-    leads = verdict.pairwise_differences(group)
-    figures = _not_none([ranking.ranking(group), ranking.pairwise_figure(group, leads), curves.curves(group)])
-    return Section("best", "Which method is best?", verdict.verdict_sentences(group, leads), figures)
+    figures = _not_none([ranking.ranking(group), ranking.pairwise_figure(group), curves.curves(group)])
+    return Section("best", "Which method is best?", verdict_sentences(group), figures)
 
 
 def _development_section(group: Comparison) -> Section:

@@ -16,8 +16,8 @@ from fedtailor.analysis.formatting import (
     method_in_text,
     round_digits,
 )
-from fedtailor.analysis.run_summary import Comparison, Curve, RunSummary, make_comparisons, rank_methods
-from fedtailor.analysis.verdict import pairwise_differences, verdict_sentences
+from fedtailor.analysis.run_summary import Comparison, Curve, RunSummary, compare_runs, rank_methods
+from fedtailor.analysis.verdict import verdict_sentences
 from fedtailor.errors import RunError
 from fedtailor.reporting.dashboard.history import RunHistory
 from fedtailor.reporting.dashboard.run_view import RunView
@@ -67,16 +67,11 @@ def comparison(runs: Sequence[RunView]) -> dict[str, Any]:
         if run.info is None or history is None or not any(history.scores.values()):
             raise RunError(f"The run '{run.name}' has no evaluated round yet; compare it later.")
         histories[str(run.folder)] = history
-    groups = make_comparisons([run.run for run in runs])
-    if len(groups) > 1:
-        differences = " and ".join(f"({group.differs_in})" for group in groups[:3])
-        raise RunError(
-            f"These runs cannot be compared because they differ in more than method and seed: {differences}."
-        )
+    group = compare_runs([run.run for run in runs])
     rounds = min(history.rounds for history in histories.values())
-    group = rank_methods(_fill_summaries(groups[0], histories, rounds))
+    group = rank_methods(_fill_summaries(group, histories, rounds))
     figures = [ranking(group), curves(group)]
-    sentences = verdict_sentences(group, pairwise_differences(group))
+    sentences = verdict_sentences(group)
     if any(run.state != "finished" for run in runs) or any(h.rounds > rounds for h in histories.values()):
         sentences.insert(
             1, f"All runs are compared after round {rounds}, the last round that all of them have completed."
@@ -162,12 +157,13 @@ def _fill_summaries(group: Comparison, histories: Mapping[str, RunHistory], roun
 
     def fill(summary: RunSummary) -> RunSummary:
         history = histories[str(summary.run.folder)]
+        failed = [(client, one.last_round, one.reason) for client, one in dict(history.failed).items()]
         ends = {m: int(np.searchsorted(history.round_indices[m], rounds)) for m in MOMENTS}
         filled = {m: Curve(history.round_indices[m][: ends[m]], history.scores[m][: ends[m]]) for m in MOMENTS}
         return replace(
             summary, curves=filled, last={m: history.latest_scores(m, rounds) for m in MOMENTS},
             bytes=history.bytes[:rounds], seconds=history.seconds[:rounds], diverged=bool(history.diverged),
-            epsilon=history.epsilon,
+            epsilon=history.epsilon, failed=failed,
         )  # fmt: skip
 
     methods = {label: [fill(summary) for summary in some] for label, some in group.methods.items()}

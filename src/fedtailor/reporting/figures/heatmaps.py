@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from fedtailor.analysis.formatting import escape_markup
-from fedtailor.experiments.grid import format_value
+from fedtailor.analysis.formatting import escape_markup, format_value
 from fedtailor.reporting.figures.drawing import axis_heading
 from fedtailor.reporting.figures.figure import Choice, Figure, Option
 from fedtailor.reporting.figures.sweep_result import AxisValues, Series, mean_score, settings_summary, settings_table

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from math import isfinite
+from statistics import fmean
 from typing import Any
 
-from fedtailor.analysis.formatting import count_of, method_in_text, round_digits
+from fedtailor.analysis.client_gains import client_gains
+from fedtailor.analysis.comparison import PairwiseDifference, Ranking
+from fedtailor.analysis.formatting import method_in_text, round_digits
 from fedtailor.analysis.run_summary import Comparison
-from fedtailor.analysis.verdict import PairwiseDifference
+from fedtailor.analysis.statistics import MIN_SEEDS
 from fedtailor.reporting.figures.drawing import method_styles, rows_axis, rows_height
 from fedtailor.reporting.figures.figure import Figure, Table
 from fedtailor.runs.run import MOMENTS
@@ -86,8 +89,8 @@ def _ranking_summary(group: Comparison) -> str:
 
 def _interval_note(group: Comparison) -> str:
     counts = [len(group.scores(label)) for label in group.scored]
-    if max(counts) < 2:
-        return "one seed, so there are no intervals over seeds"
+    if max(counts) < MIN_SEEDS:
+        return f"fewer than {MIN_SEEDS} seeds, so there are no intervals over seeds"
     seeds = f"{max(counts)} seeds" if min(counts) == max(counts) else "the method's seeds"
     overlap = (
         "; bars may overlap even if a paired difference is significant, because a hard seed is hard for all methods"
@@ -111,63 +114,62 @@ def _ranking_table(group: Comparison) -> Table:
     return Table([*columns, "seeds"], rows)
 
 
-def pairwise_figure(group: Comparison, leads: Sequence[PairwiseDifference]) -> Figure | None:
-    """Draw the lead of the best method over each other method with its interval, paired over clients."""
-    known = [lead for lead in leads if lead.weighted is not None]
-    if not known:
+def pairwise_figure(group: Comparison) -> Figure | None:
+    """Draw the lead of the best method over each other method with its interval over seeds."""
+    ranking = group.ranking
+    known = [found for found in ranking.differences if found.test.seeds] if ranking else []
+    if ranking is None or not known:
         return None
-    best, factor = group.scored[0], group.fmt.factor
-    styles, labels = method_styles(group), [lead.other for lead in known]
+    styles, labels, factor = method_styles(group), [found.other for found in known], group.fmt.factor
     data = []
     for significant, symbol in ((True, "circle"), (False, "circle-open")):
-        shown = [(lead.other, lead.weighted) for lead in known if lead.is_significant == significant and lead.weighted]
-        means = [factor * pair.mean for _, pair in shown]
-        intervals = [None if pair.low is None or pair.high is None else (pair.low, pair.high) for _, pair in shown]
+        shown = [found for found in known if (found.direction > 0) == significant]
+        means = [factor * found.test.mean for found in shown]
         data.append({
             "type": "scatter", "mode": "markers", "x": [round_digits(x) for x in means],
-            "y": [label for label, _ in shown], "name": "significant" if significant else "not significant",
-            "marker": {"color": [styles[label]["color"] for label, _ in shown], "size": 10, "symbol": symbol,
+            "y": [found.other for found in shown], "name": "significant" if significant else "not significant",
+            "marker": {"color": [styles[found.other]["color"] for found in shown], "size": 10, "symbol": symbol,
                        "line": {"width": 0 if significant else 2}},
             "hovertemplate": "lead over %{y}: %{x:.3~g}<extra></extra>",
-        } | _error_bars(means, intervals, factor))  # fmt: skip
+        } | _error_bars(means, [found.test.interval for found in shown], factor))  # fmt: skip
     layout = {
         "height": rows_height(len(labels)), "yaxis": rows_axis(labels), "showlegend": False,
         "xaxis": {"title": {"text": f"lead ({group.fmt.gap_heading})"}, "zeroline": True},
     }  # fmt: skip
-    title = f"Lead of {method_in_text(best)} over the other methods"
-    return Figure("against-best", title, _pairwise_summary(best, known), data, layout, _pairwise_table(group, known))
+    title = f"Lead of {method_in_text(ranking.best)} over the other methods"
+    summary, table = _pairwise_summary(ranking, known), _pairwise_table(group, ranking, known)
+    return Figure("against-best", title, summary, data, layout, table)
 
 
-def _pairwise_summary(best: str, known: Sequence[PairwiseDifference]) -> str:
-    worse = sum(lead.is_significant for lead in known)
-    bars = "bars: 95 % intervals of the mean difference over clients, not corrected for multiple comparisons"
-    if all(lead.too_few_clients for lead in known):
-        return f"The lead of {method_in_text(best)} cannot be tested: {known[0].too_few_clients} ({bars})."
-    clients = max(lead.weighted.clients for lead in known if lead.weighted)
-    count = f"{worse or 'none'} of the {len(known)} other methods {'are' if worse > 1 else 'is'}"
-    if len(known) == 1:
-        count = f"{method_in_text(known[0].other)} is{'' if worse else ' not'}"
-    elif worse == len(known):
-        count = f"all {worse} other methods are"
-    return (
-        f"Paired over up to {count_of(clients, 'client')}, {count} significantly worse than {method_in_text(best)} "
-        f"(filled dots: significant; {bars})."
-    )
+def _pairwise_summary(ranking: Ranking, known: Sequence[PairwiseDifference]) -> str:
+    best, tested = method_in_text(ranking.best), [found for found in known if found.p is not None]
+    seeds = max(found.test.seeds for found in known)
+    if seeds < MIN_SEEDS:
+        return f"There are not enough seeds to tell whether the lead of {best} is more than chance."
+    if not tested:
+        return f"The lead of {best} is the same in all {seeds} seeds, for which no significance test is defined."
+    worse = sum(found.direction > 0 for found in tested)
+    count = f"{worse or 'none'} of the {len(tested)} other methods {'are' if worse > 1 else 'is'}"
+    if len(tested) == 1:
+        count = f"{method_in_text(tested[0].other)} is{'' if worse else ' not'}"
+    bars = "bars: 95 % intervals of the mean difference over seeds, not corrected for multiple comparisons"
+    return f"Paired over {seeds} seeds, {count} significantly worse than {best} (filled dots: significant; {bars})."
 
 
-def _pairwise_table(group: Comparison, known: Sequence[PairwiseDifference]) -> Table:
+def _pairwise_table(group: Comparison, ranking: Ranking, known: Sequence[PairwiseDifference]) -> Table:
+    best = method_in_text(ranking.best)
     columns = [
-        "method", f"lead, {group.fmt.gap_heading}", "95 % from", "to", "p", "p, Holm-corrected",
-        f"clients better with {method_in_text(group.scored[0])}", "clients worse",
-        "lead, all clients weighted equally", "p, Holm-corrected", "seeds with a lead",
+        "method", f"lead, {group.fmt.gap_heading}", "95 % from", "to", "p", "p, Holm-corrected", "seeds with a lead",
+        "lead, all clients weighted equally", f"clients that gain with {best}", f"clients that lose with {best}",
     ]  # fmt: skip
     rows = []
-    for lead in known:
-        pair, alike = lead.weighted, lead.unweighted
-        assert pair is not None and alike is not None
+    for found in known:
+        test, equal = found.test, [pair for _, pair in group.paired_scores(ranking.best, found.other)]
+        unweighted = group.sign * fmean(ours - theirs for ours, theirs in equal)
+        directions = [one.direction for one in client_gains(group, ranking.best, found.other).values()]
         rows.append([
-            lead.other, *(group.fmt.signed(value) for value in (pair.mean, pair.low, pair.high)), f"{pair.p:.2g}",
-            f"{lead.p:.2g}", f"{pair.better} of {pair.clients}", pair.worse, group.fmt.signed(alike.mean),
-            f"{lead.p_unweighted:.2g}", f"{lead.seeds_won} of {lead.seeds}",
+            found.other, *(group.fmt.signed(value) for value in (test.mean, *(test.interval or (None, None)))),
+            *("–" if p is None else f"{p:.2g}" for p in (test.p, found.p)), f"{found.seeds_won} of {test.seeds}",
+            group.fmt.signed(unweighted), f"{directions.count(1)} of {len(directions)}", directions.count(-1),
         ])  # fmt: skip
     return Table(columns, rows)

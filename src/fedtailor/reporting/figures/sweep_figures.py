@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedtailor.analysis.formatting import escape_markup, round_digits
-from fedtailor.experiments.grid import format_value
+from fedtailor.analysis.formatting import escape_markup, format_value, round_digits
 from fedtailor.experiments.sweep import Plan
 from fedtailor.experiments.tuning import Setting, SweepComparison
 from fedtailor.reporting.figures.drawing import axis_heading

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fedtailor.analysis.formatting import count_of, round_digits
+from fedtailor.analysis.formatting import count_of, format_value, round_digits
 from fedtailor.analysis.run_summary import Comparison
-from fedtailor.experiments.grid import REPEATS, format_value, value_label
+from fedtailor.experiments.grid import REPEATS, value_label
 from fedtailor.experiments.sweep import Plan, read_plan
 from fedtailor.experiments.tuning import Setting, SweepComparison, compare_settings, make_outcome, sweep_sentences
 from fedtailor.reporting.figures.figure import Table
@@ -142,12 +142,10 @@ def as_own_comparison(series: Series) -> Series:
 
 def settings_summary(comparisons: Sequence[SweepComparison]) -> str:
     """Return one sentence on the best settings, their significance, and caveats."""
-    shown, more = comparisons[:_MAX_COMPARISONS], len(comparisons) - _MAX_COMPARISONS
-    clauses = comparisons[0].findings() if len(comparisons) == 1 else [one.findings()[0] for one in shown]
-    clauses += [f"the table shows {count_of(more, 'more comparison')}"] if more > 0 else []
-    clauses += list(dict.fromkeys(clause for one in comparisons for clause in one.caveats()))
-    text = "; ".join(clauses)
-    return f"{text[0].upper()}{text[1:]}."
+    sentences = sweep_sentences(comparisons[:_MAX_COMPARISONS], brief=len(comparisons) > 1)
+    more = len(comparisons) - _MAX_COMPARISONS
+    sentences += [f"The table shows {count_of(more, 'more comparison')}."] if more > 0 else []
+    return f"{'; '.join(sentence.removesuffix('.') for sentence in sentences)}."
 
 
 def settings_table(comparisons: Sequence[SweepComparison]) -> Table:
