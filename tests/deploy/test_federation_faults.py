@@ -49,7 +49,7 @@ def test_trial_succeeds_and_leaves_no_processes(tmp_path: Path) -> None:
 
 def test_trial_that_fails_gives_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr("fedtailor.deploy.selftest._free_port", lambda: taken.getsockname()[1])
+        monkeypatch.setattr("fedtailor.deploy.selftest.free_address", lambda: f"127.0.0.1:{taken.getsockname()[1]}")
         message = error_message(lambda: run_selftest(3, 1, "fedapa", tmp_path / "trial", print))
     assert "The server did not start" in message and "cannot be used: Address already in use" in message
 
@@ -141,19 +141,17 @@ def misbehave() -> None:
     import sys
 
     command_line = " ".join(sys.orig_argv)
-    if "flwr-clientapp" in command_line:
+    if "worker_process.py" in command_line:
         import torch
-        from flwr.app import Array, ArrayRecord, RecordDict
 
-        from fedtailor.deploy.client import client_app
-        from fedtailor.deploy.messages import to_record as original
+        from fedtailor.deploy.client.worker import Worker
+        from fedtailor.runs import serialization
 
-        def raw(fields: dict[str, Any], data: bytes) -> RecordDict:
-            array = Array("uint8", (len(data),), "fedtailor.safetensors", data)
-            return RecordDict({**original(fields), "tree": ArrayRecord({"tree": array})})
+        train, pack = Worker.train, serialization.pack
 
-        def tamper(fields: dict[str, Any], tree: Any = None) -> RecordDict:
-            number = fields.get("round", 0) if tree is not None else 0
+        def tamper(self: Worker, message: Any) -> Any:
+            fields, tree = train(self, message)
+            number = fields["round"]
             if number == 2:
                 tree["params"]["fc1.bias"][0] = float("nan")
             if number == 3:
@@ -165,12 +163,13 @@ def misbehave() -> None:
             if number == 6:
                 fields = fields | {"round": 5}
             if number == 7:
-                return raw(fields, os.urandom(25_000))
+                return fields, os.urandom(25_000)
             if number in (9, 10):  # one chunk listed 200 times; different chunks
-                return raw(fields, bytes(2**30) if number == 9 else os.urandom(2**30))
-            return original(fields, tree)
+                return fields, bytes(2**30) if number == 9 else os.urandom(2**30)
+            return fields, tree
 
-        client_app.to_record = tamper  # type: ignore[attr-defined, assignment]
+        Worker.train = tamper  # type: ignore[method-assign]
+        serialization.pack = lambda tree: tree if isinstance(tree, bytes) else pack(tree)
     elif "flower-supernode" in command_line:
         from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
         from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -258,7 +257,7 @@ def start_unknown_client(deployed: Federation) -> DeployCommand:
     return deployed.start_client("stranger", elsewhere / "bundles" / "stranger.tar")
 
 
-def test_client_joins_late_and_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_joins_late_and_leaves(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"rounds": 9, "min_clients": 2}
     with federation(tmp_path / "deployed", ("ann", "bob"), spare=1, deadline=60.0, **settings) as deployed:
         start(deployed, "ann", "bob")
@@ -285,16 +284,14 @@ def test_client_joins_late_and_leaves(tmp_path: Path, monkeypatch: pytest.Monkey
         assert schedule[0] == schedule[-1] == [0, 1] and schedule[joined - 1] == ALL
         assert server.process.poll() is None and deployed.commands["server"] is server
         assert superlink.client_states(deployed.operator)["newcomer-0"] == "left"
-        check_same_as_in_process(deployed, schedule, tmp_path / "one", monkeypatch)
+        check_same_as_in_process(deployed, schedule, tmp_path / "one")
         deployed.stop()
 
 
-def check_same_as_in_process(
-    deployed: Federation, schedule: list[list[int]], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def check_same_as_in_process(deployed: Federation, schedule: list[list[int]], folder: Path) -> None:
     """Compare with a federation in one process, because clients cannot join a simulation late."""
     settings = {"method": "fedapa", "network": "mlp", "batch_size": 16, "evaluate_every": 1000, "min_clients": 2}
-    in_process = federate(folder, deployed.fed, {**settings, "rounds": len(schedule)}, monkeypatch)
+    in_process = federate(folder, deployed.fed, {**settings, "rounds": len(schedule)})
     set_online(in_process, deployed.names, schedule[0])
 
     def follow(name: str, message: Message, reply: Message) -> Message:

@@ -41,7 +41,7 @@ def block_training() -> None:
     from pathlib import Path
     from threading import Event
 
-    if "flwr-clientapp" not in " ".join(sys.orig_argv):
+    if "worker_process.py" not in " ".join(sys.orig_argv):
         return
     from fedtailor.deploy.client.worker import Worker
 

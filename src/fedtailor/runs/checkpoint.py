@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.trees import Tree, flatten, map_leaves, take
-from fedtailor.errors import DamagedRunError, FedTailorError
+from fedtailor.errors import DamagedRunError, FedTailorError, reason
 from fedtailor.runs.client_states import ClientStates
 from fedtailor.runs.files import TEMPORARY_SUFFIX, atomic_folder, checksum, remove_folder, write_and_sync
 from fedtailor.runs.serialization import pack, unpack
@@ -146,7 +146,7 @@ def _checkpoint_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FedTailorError as error:
-        raise DamagedRunError(f"{where}: {str(error).rstrip('.')}.") from error
+        raise DamagedRunError(f"{where}: {reason(error)}.") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedRunError(f"{where}: '{_INDEX}' cannot be read.") from error
 

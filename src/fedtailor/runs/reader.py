@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from fedtailor.core.trees import Params
 from fedtailor.core.untrusted_input import read_toml, sanitize
-from fedtailor.errors import DamagedRunError, FedTailorError, RunError
+from fedtailor.errors import DamagedRunError, FedTailorError, RunError, reason
 from fedtailor.runs import checkpoint
 from fedtailor.runs.checkpoint import Checkpoint
 from fedtailor.runs.files import checksum, read_bytes
@@ -187,8 +187,7 @@ def read_errors(folder: Path) -> Iterator[None]:
     except FedTailorError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        why = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else type(error).__name__
-        raise DamagedRunError(f"The run in '{folder}' cannot be read: {why}.") from error
+        raise DamagedRunError(f"The run in '{folder}' cannot be read: {reason(error)}.") from error
 
 
 def read_text_file(path: Path) -> str:
