@@ -486,15 +486,6 @@ def test_load_run_of_another_format_raises(tmp_path: Path) -> None:
     assert len(error_message(lambda: ft.load_run(tmp_path))) < 400
 
 
-@pytest.mark.parametrize("threads", [0, 2**16, 2**63])
-def test_load_run_invalid_number_of_threads_raises(threads: int, tmp_path: Path) -> None:
-    """Requesting them from torch would end the process."""
-    simulate(tmp_path)
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"threads": threads}))
-    assert "must have between 1 and 1024 threads" in error_message(lambda: ft.load_run(tmp_path))
-
-
 def test_simulate_settings_too_long_to_save_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedtailor.runs.writer.MAX_SETTINGS_BYTES", 1000)
     assert "too long to be saved" in error_message(lambda: simulate(tmp_path, schedule=[[0, 1]] * 400, rounds=None))
