@@ -38,7 +38,14 @@ from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.server import superlink
 from fedtailor.deploy.server.operator_folder import enroll, enrolled_clients
 from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
-from fedtailor.deploy.subprocesses import Subprocess, find_processes, flower_environment, skip_repeats, stop_all
+from fedtailor.deploy.subprocesses import (
+    Subprocess,
+    find_processes,
+    flower_environment,
+    keep_running,
+    skip_repeats,
+    stop_all,
+)
 from fedtailor.experiments.deployment import Deployment, read_deployment, write_deployment
 from support.federation_processes import TIMEOUT, free_port, wait_until
 from support.flower_in_process import federate
@@ -349,6 +356,21 @@ def test_subprocess_ends_when_a_thread_fails(tmp_path: Path) -> None:
     wait_until(lambda: process.returncode is not None, "the subprocess ends")
     process.stop()
     assert process.returncode == 1 and "ZeroDivisionError" in (tmp_path / "log").read_text()
+
+
+def test_keep_running_starts_command_again_until_stopped(tmp_path: Path) -> None:
+    home, stop, ended = tmp_path / "home", threading.Event(), list[Subprocess]()
+
+    def watch(process: Subprocess) -> bool:
+        wait_until(lambda: process.returncode is not None, "the subprocess ends")
+        ended.append(process)
+        if len(ended) == 2:
+            stop.set()
+        return True
+
+    command = [script(home, "raise SystemExit(3)")]
+    keep_running(lambda: Subprocess(home, command, flower_environment(home), tmp_path / "log"), watch, stop)
+    assert [process.returncode for process in ended] == [3, 3] and find_processes(home) == []
 
 
 def test_worker_answers_messages_until_it_ends_and_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,10 @@ class Federation:
         """Return the file that blocks a client: it does not train in rounds after the one in the file."""
         return self.folder / f"{name}.block"
 
+    def hold(self, name: str, after: int) -> None:
+        """Make a client wait as soon as it works on a round after `after`."""
+        write_number(self._block_file(name), after)
+
     def block(self, name: str, after: int, selected: int | None = None) -> int:
         """Block a client while it works on a round after `after` for which all clients, or the first `selected`, were
         selected, and return the round."""

@@ -22,13 +22,13 @@ class RoundRecord(TypedDict):
 
     round: int
     clients: list[int]  # that delivered an upload
-    missed: dict[int, str]  # clients without an upload -> reason
-    failed: dict[int, str]  # clients whose upload was rejected -> reason
     bytes_up: int
     bytes_down: int
     seconds: float
     per_client: dict[str, Values]  # metric -> client -> value; at least "bytes_up"
-    method_metrics: dict[str, Any]  # what the method records about itself: numbers and arrays
+    missed: NotRequired[dict[int, str]]  # clients without an upload -> reason; readers add it if it is absent
+    failed: NotRequired[dict[int, str]]  # clients whose upload was rejected -> reason; as above
+    method_metrics: NotRequired[dict[str, Any]]  # numbers and arrays that the method records about itself; as above
     epsilon: NotRequired[float]  # the privacy spent so far
     diverged: NotRequired[list[int]]  # evaluated clients whose loss is not finite
     last_trained: NotRequired[dict[str, Values]]  # metric -> client -> value at the end, also of absent clients
