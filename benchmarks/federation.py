@@ -36,7 +36,7 @@ from fedtailor.deploy.keys import make_keys, open_bundle
 from fedtailor.deploy.selftest import run_command
 from fedtailor.deploy.server import flower_app, superlink
 from fedtailor.deploy.server.operator_folder import enrolled_clients, read_status
-from fedtailor.deploy.subprocesses import Subprocess, find_processes, flower_command, flower_environment
+from fedtailor.deploy.subprocesses import Subprocess, command_line, find_processes, flower_command, flower_environment
 from fedtailor.experiments.deployment import make_deployment
 from fedtailor.runs.toml import to_toml
 
@@ -251,7 +251,7 @@ def processes(root: Path, operator: Path, pids: list[int]) -> dict[int, str]:
     kinds = {"flower-superlink": "superlink", "flwr-serverapp": "serverapp", "flower-superexec": "superexec"}
     found = dict(zip(pids, ["proxy"] + ["clients"] * len(NAMES), strict=False))
     for process in find_processes(operator / "home"):
-        found[process.pid] = next((kind for word, kind in kinds.items() if word in process.command_line), "other")
+        found[process.pid] = next((kind for word, kind in kinds.items() if word in command_line(process)), "other")
     return found | {process.pid: "clients" for name in NAMES for process in find_processes(root / name / "home")}
 
 

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from unicodedata import category
 
+_MAX_REASON_LENGTH = 300  # characters of an error that others raise
+
 
 class FedTailorError(ValueError):
     """Base class of all errors that FedTailor raises on purpose; the message is one or two sentences.
@@ -48,3 +50,23 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> ConfigError:
     near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names) or 'none'}."
     return ConfigError(f"There is no {kind} '{name}'; {hint}")
+
+
+def reason(error: BaseException, with_type: bool = False) -> str:
+    """Return why something failed, as part of a sentence: one line, without its period, and never empty.
+
+    Of an error that FedTailor did not raise on purpose, it is the first sentence. With `with_type`, it starts with the
+    error's type.
+
+    >>> reason(DataError("There is no file 'x.npz'. Create it."))
+    "There is no file 'x.npz'. Create it"
+    >>> reason(OSError(28, "No space left on device")), reason(ValueError())
+    ('No space left on device', 'ValueError')
+    >>> reason(ZeroDivisionError("division by zero"), with_type=True)
+    'ZeroDivisionError: division by zero'
+    """
+    text = getattr(error, "strerror", None) or next(iter(str(error).strip().splitlines()), "")
+    if not isinstance(error, FedTailorError):
+        text = text.partition(". ")[0][:_MAX_REASON_LENGTH]
+    name, text = type(error).__name__, text.rstrip(" .:")
+    return f"{name}: {text}" if text and with_type else text or name

@@ -45,7 +45,7 @@ def test_init_writes_settings_app_and_readme(operator: Path) -> None:
     for word in ("deploy keys", "deploy server", "deploy start", "deploy client --name hospital-a"):
         assert word in text
     app = (operator / "app" / "federation" / "client_app.py").read_text()
-    assert "from fedtailor.deploy.client.client_app import app" in app
+    assert "app = module.app" in app
     assert "not empty" in error("init", operator)
 
 

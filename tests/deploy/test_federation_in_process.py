@@ -57,9 +57,9 @@ def check_same_models(federation: InProcessFederation, run: Run) -> None:
 
 
 @pytest.fixture
-def create(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., InProcessFederation]:
+def create(tmp_path: Path) -> Callable[..., InProcessFederation]:
     def build(fed: ft.Federation | None = None, **settings: Any) -> InProcessFederation:
-        return federate(tmp_path, fed or clients(), SETTINGS | settings, monkeypatch)
+        return federate(tmp_path, fed or clients(), SETTINGS | settings)
 
     return build
 

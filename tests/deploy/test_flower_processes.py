@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import signal
 import socket
 import ssl
 import subprocess
@@ -15,26 +14,41 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+from flwr.app import Context, RecordDict
+from flwr.app import Message as FlowerMessage
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.node_pb2 import Node
 from starlette.types import Receive, Scope, Send
 
-from conftest import error_message
-from fedtailor.deploy.client import supernode
+from conftest import error_message, tiny_federation
+from fedtailor.deploy import client_app
+from fedtailor.deploy.client import supernode, worker_process
+from fedtailor.deploy.client.client_folder import worker_file
 from fedtailor.deploy.keys import Bundle, make_keys, open_bundle
+from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.server import superlink
 from fedtailor.deploy.server.operator_folder import enroll, enrolled_clients
 from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
-from fedtailor.deploy.subprocesses import Subprocess, find_processes, flower_environment, skip_repeats, stop_all
+from fedtailor.deploy.subprocesses import (
+    Subprocess,
+    find_processes,
+    flower_environment,
+    keep_running,
+    skip_repeats,
+    stop_all,
+)
 from fedtailor.experiments.deployment import Deployment, read_deployment, write_deployment
 from support.federation_processes import TIMEOUT, free_port, wait_until
+from support.flower_in_process import federate
 
 _LIMITS = Limits(body_bytes=3_000_000, upload_bytes=5_000_000)
 _FLEET = "/v1/fleet/"
@@ -344,6 +358,54 @@ def test_subprocess_ends_when_a_thread_fails(tmp_path: Path) -> None:
     assert process.returncode == 1 and "ZeroDivisionError" in (tmp_path / "log").read_text()
 
 
+def test_keep_running_starts_command_again_until_stopped(tmp_path: Path) -> None:
+    home, stop, ended = tmp_path / "home", threading.Event(), list[Subprocess]()
+
+    def watch(process: Subprocess) -> bool:
+        wait_until(lambda: process.returncode is not None, "the subprocess ends")
+        ended.append(process)
+        if len(ended) == 2:
+            stop.set()
+        return True
+
+    command = [script(home, "raise SystemExit(3)")]
+    keep_running(lambda: Subprocess(home, command, flower_environment(home), tmp_path / "log"), watch, stop)
+    assert [process.returncode for process in ended] == [3, 3] and find_processes(home) == []
+
+
+def test_worker_answers_messages_until_it_ends_and_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"network": "mlp", "rounds": 1, "batch_size": 4, "method": "fedavg"}
+    federation = federate(tmp_path, replace(tiny_federation((9, 4)), names=("ann", "bob")), settings)
+    folder, home = federation.client_folders["ann"], tmp_path / "home"
+    monkeypatch.setenv("FEDTAILOR_WORKER", str(worker_file(folder)))
+    monkeypatch.setattr("fedtailor.deploy.client_app._START_TIMEOUT", TIMEOUT)
+
+    def start() -> Subprocess:
+        command = [worker_process.__file__, str(folder)]
+        return Subprocess(home, command, {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path / "log")
+
+    def ask(kind: str) -> dict[str, Any]:
+        message = FlowerMessage(to_record({"index": 0}), 1, kind)
+        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+        return from_record(client_app.app(message, context).content, 0)[0]
+
+    worker = start()
+    assert ask("query")["train"] == 9  # also while the worker is starting
+    assert ask("train")["error"].startswith("The server addresses this client by another")
+    with np.load(folder / "data.npz") as arrays:  # the data in memory are not outdated
+        fewer = {name: array[1:] if name.endswith("train") else array for name, array in arrays.items()}
+    np.savez(folder / "data.npz", **fewer)
+    assert ask("query")["train"] == 8
+    worker.stop()
+    monkeypatch.setattr("fedtailor.deploy.client_app._START_TIMEOUT", 0.0)
+    with pytest.raises(RuntimeError, match="the worker ended"):
+        ask("query")
+    monkeypatch.setattr("fedtailor.deploy.client_app._START_TIMEOUT", TIMEOUT)
+    worker = start()
+    assert ask("query")["train"] == 8
+    worker.stop()
+
+
 _LOCK_FOLDER = """
 import sys
 from pathlib import Path
@@ -416,19 +478,19 @@ def test_stalled_supernode_is_detected(tmp_path: Path) -> None:
     def stalls(after: float, **last_seen: float) -> bool:
         """Return whether it stalls `after` seconds from the start; processes not given were just seen."""
         start = connection.busy_since or 0.0
-        times = {process: start + last_seen.get(process, after) for process in ("supernode", "executor", "worker")}
+        times = {process: start + last_seen.get(process, after) for process in ("supernode", "executor", "client_app")}
         return supernode._find_stall(connection, supernode._LastSeen(**times), start + after, 1000.0) is not None
 
-    assert not stalls(10_000) and not stalls(10_000, worker=0)
+    assert not stalls(10_000) and not stalls(10_000, client_app=0)
     assert stalls(91, supernode=0) and not stalls(89, supernode=0)
     assert stalls(100, executor=80) and not stalls(100, executor=95)
     connection.read_line("INFO :      Receiving: train message (ID: 1)")
-    assert not stalls(80, worker=-500) and stalls(91, worker=-500)  # no worker has started
-    assert not stalls(900) and stalls(1000, worker=900)  # the worker has ended
+    assert not stalls(80, client_app=-500) and stalls(91, client_app=-500)  # no ClientApp has started
+    assert not stalls(900) and stalls(1000, client_app=900)  # the ClientApp has ended
     connection.read_line("INFO :      Sending: train message (ID: 2)")
-    assert not stalls(2000, worker=100) and stalls(2091, worker=100)  # a slow network, or too late
+    assert not stalls(2000, client_app=100) and stalls(2091, client_app=100)  # a slow network, or too late
     connection.read_line("INFO :      Sent successfully")
-    assert not stalls(10_000, worker=0)
+    assert not stalls(10_000, client_app=0)
 
 
 # ---- a whole federation
@@ -475,7 +537,7 @@ from flwr.clientapp import ClientApp
 app = ClientApp()
 @app.query("who")
 def who(message, context):
-    name = Path(os.environ["FEDTAILOR_CLIENT_FOLDER"]).name
+    name = Path(os.environ["FLWR_HOME"]).parent.name
     return Message(RecordDict({"who": ConfigRecord({"name": name})}), reply_to=message)
 """,
 }
@@ -508,8 +570,7 @@ class Program:
 
     def kill_flower(self) -> None:
         """Kill the subprocess of the program, as the out-of-memory killer would."""
-        processes = find_processes(self.folder / "home")
-        os.kill(next(p.pid for p in processes if "parent_watchdog" in p.command_line), signal.SIGKILL)
+        find_processes(self.folder / "home", "parent_watchdog")[0].kill()
 
 
 def roll_call(folder: Path) -> dict[int, str]:

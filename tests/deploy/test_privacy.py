@@ -17,7 +17,7 @@ from support.federation_processes import Federation, federation, redirect_bundle
 from support.flaky_proxy import FlakyProxy, flaky_proxy
 
 pytestmark = pytest.mark.slow
-ROUNDS = 3
+ROUNDS = 2
 _REQUEST = re.compile(rb"POST (\S+) HTTP/1\.1\r\n.*?\r\n\r\n", re.DOTALL)
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 _FLOATS = (np.float32, np.float64, np.float16)

@@ -293,13 +293,13 @@ def test_personal_model_can_be_trained_and_converted(proto: Path) -> None:
 # ---- deployed clients
 
 
-def test_load_personal_from_deployed_client_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_personal_from_deployed_client_folder(tmp_path: Path) -> None:
     """The folder, a run in it, and the model file give the model of a simulation."""
     from support.flower_in_process import federate
 
     fed = replace(tiny_federation((9, 4)), names=("ann", "bob"))
     settings = {"network": "mlp", "rounds": 1, "batch_size": 4, "dtype": "float64", "method": "fedproto"}
-    deployed = federate(tmp_path, fed, settings, monkeypatch)
+    deployed = federate(tmp_path, fed, settings)
     assert "no model yet" in error_message(lambda: ft.load_personal(deployed.client_folders["bob"]))
     deployed.run()
     run = ft.simulate(

@@ -57,31 +57,26 @@ def test_run_folder_is_readable_without_fedtailor(net: nn.Module, tmp_path: Path
     assert same(dict(model.state_dict()), run.personal(2))
 
 
-@pytest.mark.parametrize("invalid", [math.nan, math.inf, 1e300, 10**400, "7", True, None])
-def test_validate_record_invalid_seconds_raises(invalid: object, net: nn.Module, tmp_path: Path) -> None:
-    saved_run(tmp_path, "fedavg", net)
-    first = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])
-    assert validate_record(first, 1, 4) == first
-    with pytest.raises(ValueError, match="line 1 is not the record of round 1"):
-        validate_record(first | {"seconds": invalid}, 1, 4)
-
-
 @pytest.mark.parametrize(
     "invalid",
     [
-        {"seconds_evaluating": [1.0]},
-        {"accuracy_trained": 10**400},
-        {"per_client": {"bytes_up": {"0": math.inf}}},
-        {"method_metrics": {"weights": [[0.5, 10**400]]}},
-        {"missed": {"0": 7}},
+        *({"seconds": value} for value in (math.nan, math.inf, 1e300, 10**400, "7", True, None)),
+        {"clients": [7]}, {"clients": None}, {"missed": {"0": 7}}, {"failed": {"9": "late"}}, {"diverged": ["x"]},
+        {"accuracy_trained": 10**400}, {"seconds_evaluating": [1.0]},
+        {"per_client": {"bytes_up": {"0": math.inf}}}, {"per_client": {"bytes_up": {"7": 1}}}, {"per_client": {}},
+        {"last_trained": {"loss": 1.0}}, {"method_metrics": {"weights": [[0.5, 10**400]]}}, {"method_metrics": [1.0]},
     ],
-)
-def test_validate_record_non_numeric_value_raises(invalid: Record, net: nn.Module, tmp_path: Path) -> None:
+    ids=str,
+)  # fmt: skip
+def test_validate_record_invalid_value_raises(invalid: Record, net: nn.Module, tmp_path: Path) -> None:
     saved_run(tmp_path, "fedavg", net)
     first = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])
     assert validate_record(first | {"method_metrics": {"weights": [[0.5, 1e308, 1e308]], "layer": "fc"}}, 1, 4)
-    with pytest.raises(ValueError, match="line 1 has"):
+    (name,) = invalid
+    with pytest.raises(ValueError, match=f"line 1 has an invalid value of '{name}'"):
         validate_record(first | invalid, 1, 4)
+    with pytest.raises(ValueError, match="line 2 is not the record of round 2"):
+        validate_record(first, 2, 4)
 
 
 def test_simulate_into_folder_of_another_run_raises(net: nn.Module, tmp_path: Path) -> None:

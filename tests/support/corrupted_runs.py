@@ -48,11 +48,11 @@ def run_files(finished: bool) -> dict[str, bytes]:
     return {name: data for name, data in files.items() if finished or not name.startswith(late)}
 
 
-def changes() -> SearchStrategy[Change]:
-    """Return a strategy that generates changes to a run folder."""
+def changes(update_checksums: bool) -> SearchStrategy[Change]:
+    """Return a strategy that generates changes to a run folder, also with valid checksums if `update_checksums`."""
     replacements = st.tuples(st.integers(0, 9999), st.sampled_from(ODD).map(deepcopy))
     edits = st.one_of(replacements, replacements, PROGRAMS, malformed_safetensors())
-    return st.tuples(st.integers(0, 99), edits, st.booleans())
+    return st.tuples(st.integers(0, 99), edits, st.booleans() if update_checksums else st.just(False))
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def block_training() -> None:
     from pathlib import Path
     from threading import Event
 
-    if "flwr-clientapp" not in " ".join(sys.orig_argv):
+    if "worker_process.py" not in " ".join(sys.orig_argv):
         return
     from fedtailor.deploy.client.worker import Worker
 
@@ -217,6 +217,10 @@ class Federation:
     def _block_file(self, name: str) -> Path:
         """Return the file that blocks a client: it does not train in rounds after the one in the file."""
         return self.folder / f"{name}.block"
+
+    def hold(self, name: str, after: int) -> None:
+        """Make a client wait as soon as it works on a round after `after`."""
+        write_number(self._block_file(name), after)
 
     def block(self, name: str, after: int, selected: int | None = None) -> int:
         """Block a client while it works on a round after `after` for which all clients, or the first `selected`, were

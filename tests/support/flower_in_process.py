@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedtailor.data.federation import Federation
-from fedtailor.deploy.client.client_app import app
 from fedtailor.deploy.client.client_folder import ClientFolder
+from fedtailor.deploy.client.worker_process import answer
+from fedtailor.deploy.client_app import unwrap, wrap
 from fedtailor.deploy.keys import make_keys, open_bundle
 from fedtailor.deploy.selftest import save_client_data
 from fedtailor.deploy.server.coordinator import coordinate
@@ -32,7 +32,6 @@ class Grid:
     """A grid that delivers a message when it is pushed; `tamper` may change or drop a client's reply."""
 
     folders: Mapping[int, Path]  # node ID -> the client's folder
-    monkeypatch: pytest.MonkeyPatch
     tamper: Tamper = lambda name, message, reply: reply
     offline: set[str] = field(default_factory=set)
     replies: dict[str, Message] = field(default_factory=dict)
@@ -47,9 +46,8 @@ class Grid:
             metadata = message.metadata
             metadata.__dict__["_message_id"] = message_id = f"message-{len(self.messages)}"
             folder = self.folders[metadata.dst_node_id]
-            self.monkeypatch.setenv("FEDTAILOR_CLIENT_FOLDER", str(folder))
-            context = Context(run_id=1, node_id=metadata.dst_node_id, node_config={}, state=RecordDict(), run_config={})
-            reply = self.tamper(folder.name, message, app(message, context))
+            content = wrap(*answer(folder, metadata.message_type, *unwrap(message.content)))
+            reply = self.tamper(folder.name, message, Message(content, reply_to=message))
             self.messages.append(message)
             if reply is not None:
                 self.messages.append(reply)
@@ -87,9 +85,7 @@ class InProcessFederation:
         coordinate(self.folder, Mailbox(self.grid, self.folder, clock.sleep, clock.read))  # type: ignore[arg-type]
 
 
-def federate(
-    folder: Path, fed: Federation, settings: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> InProcessFederation:
+def federate(folder: Path, fed: Federation, settings: Mapping[str, Any]) -> InProcessFederation:
     """Create a federation of enrolled clients, each with a folder that contains its data."""
     assert fed.shape is not None
     inputs = {"shape": list(fed.shape), "classes": fed.classes or 0}
@@ -98,7 +94,7 @@ def federate(
     write_deployment(operator, deployment)
     folders = enroll_in_process(operator, fed, fed.names)
     clients = enrolled_clients(operator)
-    grid = Grid({client.node_id: folders[name] for name, client in clients.items() if client.node_id}, monkeypatch)
+    grid = Grid({client.node_id: folders[name] for name, client in clients.items() if client.node_id})
     return InProcessFederation(operator, folders, grid)
 
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedtailor.data.federation import Federation
-from fedtailor.errors import FedTailorError
+from fedtailor.errors import FedTailorError, reason
 from fedtailor.experiments.experiment import Experiment
 from fedtailor.experiments.resume import resume
 from fedtailor.runs.reader import is_finished, is_run_folder
@@ -83,14 +83,13 @@ def collect_failures(failures: dict[str, str], name: str, caught: type[Exception
     try:
         yield
     except caught as error:
-        kind = "" if isinstance(error, FedTailorError) else f"{type(error).__name__}: "
-        failures[name] = kind + (str(error).splitlines()[0] if str(error) else "no error message")
+        failures[name] = f"{reason(error, with_type=not isinstance(error, FedTailorError))}."
 
 
 def print_failures(failures: Mapping[str, str]) -> None:
     """Print what failed, and why."""
-    for name, reason in failures.items():
-        err.print(f"[bold red]{escape(name)} failed:[/] {escape(reason)}", soft_wrap=True, highlight=False)
+    for name, text in failures.items():
+        err.print(f"[bold red]{escape(name)} failed:[/] {escape(text)}", soft_wrap=True, highlight=False)
 
 
 def print_line(text: str) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedtailor.data.folder_entries import check_entry
-from fedtailor.errors import DataError
+from fedtailor.errors import DataError, reason
 
 Images = tuple[NDArray[np.uint8], NDArray[np.int64]]  # x [n, channels, height, width] and y [n]
 Files = Mapping[str, bytes]  # content by the publisher's file name
@@ -82,7 +82,7 @@ def parse_idx(data: bytes, what: str = "The IDX file") -> NDArray[np.uint8]:
             )
         body = _read_at_most(size + 1, stream)  # one more byte, to detect a file that is too long
     except (OSError, EOFError, zlib.error, struct.error) as error:
-        raise DataError(f"{what} is damaged or truncated ({_reason(error)}); download it again.") from error
+        raise DataError(f"{what} is damaged or truncated ({reason(error)}); download it again.") from error
     if len(body) != size:
         actual = f"{len(body):,}" if len(body) < size else "more"
         raise DataError(f"{what} declares {size:,} bytes but contains {actual}; download it again.")
@@ -108,7 +108,7 @@ def parse_sheet(data: bytes, what: str = "The sheet") -> NDArray[np.uint8]:
                 raise ValueError("two headers")
             pixels = np.asarray(image, np.uint8)
     except Exception as error:  # decoders raise many types on broken files
-        raise DataError(f"{what} is damaged or truncated ({_reason(error)}); download it again.") from error
+        raise DataError(f"{what} is damaged or truncated ({reason(error)}); download it again.") from error
     return pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
 
 
@@ -145,13 +145,8 @@ def read_archive(layout: Layout, file: io.BufferedReader, where: str) -> Images:
         data = file.read()
         files = _members(_decompress(_deb_data(data) if data.startswith(_AR_MAGIC) else data), layout)
     except (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError) as error:
-        raise DataError(f"{where} cannot be unpacked ({_reason(error)}); download it again.") from error
+        raise DataError(f"{where} cannot be unpacked ({reason(error)}); download it again.") from error
     return layout.read(files, where)
-
-
-def _reason(error: Exception) -> str:
-    """Return the first sentence of an error, for use inside another message."""
-    return str(error).partition("\n")[0].partition(". ")[0].rstrip(" .")[:100] or type(error).__name__
 
 
 def _read_at_most(size: int, stream: io.BufferedIOBase) -> bytes:

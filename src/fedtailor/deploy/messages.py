@@ -7,14 +7,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import RecordDict
 
 from fedtailor.core.trees import Tree
 from fedtailor.core.untrusted_input import check_settings, parse_json
+from fedtailor.deploy.client_app import unwrap, wrap
 from fedtailor.errors import DeployError
 from fedtailor.runs.serialization import pack, unpack
 
-_FIELDS, _TREE, _ARRAY_TYPE = "fields", "tree", "fedtailor.safetensors"
+_INVALID = "The message does not have FedTailor's format."
 _MAX_FIELDS_LENGTH = 2**20  # characters; enough for the sizes of 100,000 clients
 
 
@@ -24,23 +25,31 @@ def to_record(fields: Mapping[str, Any], tree: Tree | None = None) -> RecordDict
     >>> from_record(to_record({"round": 3}), max_bytes=0)
     ({'round': 3}, {})
     """
-    record = RecordDict({_FIELDS: ConfigRecord({_FIELDS: json.dumps(dict(fields))})})
-    if tree is not None:
-        data = pack(tree)
-        record[_TREE] = ArrayRecord({_TREE: Array("uint8", (len(data),), _ARRAY_TYPE, data)})
-    return record
+    return wrap(json.dumps(dict(fields)), b"" if tree is None else pack(tree))
 
 
 def from_record(content: RecordDict, max_bytes: int) -> tuple[dict[str, Any], Tree]:
     """Return the fields and the tree of an untrusted message; the tree may have at most `max_bytes` bytes."""
     try:
-        text = content[_FIELDS][_FIELDS]
-        packed = content[_TREE][_TREE] if _TREE in content else None
-        if not isinstance(text, str) or len(text) > _MAX_FIELDS_LENGTH or not isinstance(packed, Array | None):
-            raise TypeError
+        text, data = unwrap(content)
+    except ValueError as error:
+        raise DeployError(_INVALID) from error
+    return parse_message(text, data, max_bytes)
+
+
+def parse_message(text: str, data: bytes, max_bytes: int) -> tuple[dict[str, Any], Tree]:
+    """Return the fields and the tree in the parts of an untrusted message.
+
+    >>> parse_message("[1]", b"", max_bytes=0)
+    Traceback (most recent call last):
+    fedtailor.errors.DeployError: The message does not have FedTailor's format.
+    """
+    try:
+        if len(text) > _MAX_FIELDS_LENGTH:
+            raise ValueError
         fields = parse_json(text)
         check_settings(fields, "The message")
         fields = dict(fields)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DeployError("The message does not have FedTailor's format.") from error
-    return fields, {} if packed is None else unpack(packed.data, max_bytes)
+    except (TypeError, ValueError) as error:
+        raise DeployError(_INVALID) from error
+    return fields, unpack(data, max_bytes) if data else {}

@@ -1,9 +1,6 @@
 """Test an installation with a federation on one machine: real processes, TLS, and keys, compared with a simulation."""
 
 import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +17,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.deploy.keys import make_keys
 from fedtailor.deploy.server import flower_app, superlink
 from fedtailor.deploy.server.operator_folder import read_status
+from fedtailor.deploy.subprocesses import Subprocess, free_address
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import Deployment, make_deployment
 from fedtailor.runs.reader import load_run
@@ -29,7 +27,8 @@ from fedtailor.training.simulate import simulate
 
 _TIMEOUT = 600.0  # seconds for each step
 _POLL_INTERVAL = 0.5  # seconds
-_Processes = dict[Path, subprocess.Popen[bytes]]  # by their logs
+_Processes = dict[Path, Subprocess]  # by their logs
+_COMMAND = str(Path(__file__).parents[1] / "cli" / "main.py")
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def run_selftest(
 def _prepare(root: Path, fed: Federation, rounds: int, method: str) -> Deployment:
     settings = {
         "method": method, "network": "mlp", "rounds": rounds, "batch_size": 16, "evaluate_every": rounds,
-        "address": f"127.0.0.1:{_free_port()}", "deadline": 120.0,
+        "address": free_address(), "deadline": 120.0,
         "inputs": {"shape": list(fed.shape or ()), "classes": fed.classes or 0},
     }  # fmt: skip
     deployment = make_deployment(settings)
@@ -117,19 +116,13 @@ def _run_federation(root: Path, fed: Federation, say: Callable[[str], None]) -> 
 
 
 @contextmanager
-def run_command(log: Path, *args: str) -> Iterator[subprocess.Popen[bytes]]:
+def run_command(log: Path, *args: str) -> Iterator[Subprocess]:
     """Run `fedtailor deploy ...` in a subprocess, which is stopped at the end of the context."""
-    command = [sys.executable, "-m", "fedtailor.cli.main", "deploy", *args]
-    with log.open("ab") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL, env=dict(os.environ))
+    process = Subprocess(log.with_suffix(""), [_COMMAND, "deploy", *args], os.environ, log)
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        process.stop(timeout=30.0)
 
 
 def _is_server_running(operator: Path) -> bool:
@@ -162,7 +155,7 @@ def _wait(condition: Callable[[], bool], problem: str, processes: _Processes) ->
     deadline = time.monotonic() + _TIMEOUT
     while not condition():
         for log, process in processes.items():
-            if process.poll() is not None:
+            if process.returncode is not None:
                 output = " ".join(log.read_text(errors="replace").split("\n")[-3:]).strip()
                 raise DeployError(f"{problem}, because the process '{log.stem}' ended: {output or 'no reason given.'}")
         if time.monotonic() > deadline:
@@ -172,8 +165,3 @@ def _wait(condition: Callable[[], bool], problem: str, processes: _Processes) ->
 
 def _names(fed: Federation) -> list[str]:
     return [f"client-{name}" for name in fed.names]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Start Flower's commands as subprocesses, read their output, and stop them with all their descendants."""
+"""Start commands as subprocesses, read their output, restart them, and stop them with all their descendants."""
 
 import http.client
 import logging
@@ -10,12 +10,13 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from threading import Event
+
+import psutil
 
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.runs.files import folder_lock
@@ -24,6 +25,7 @@ _WATCHDOG = Path(__file__).with_name("parent_watchdog.py")
 _COLOR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 _MAX_LOG_BYTES = 2**23  # per file; three files are kept
 _HEALTH_TIMEOUT = 5.0  # seconds
+_MIN_PAUSE, _MAX_PAUSE = 1.0, 30.0  # seconds before a command is started again
 _LOCAL_HOSTS = "127.0.0.1,localhost"
 _HOME_VARIABLE = "FEDTAILOR_SUBPROCESS_HOME"  # environment variable that identifies a subprocess and its descendants
 
@@ -89,47 +91,43 @@ def is_healthy(address: str, tls: ssl.SSLContext | None = None) -> bool:
             return False
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process; the start time distinguishes it from a later process with the same PID."""
+def find_processes(home: Path, text: str = "") -> list[psutil.Process]:
+    """Return all processes that use this home, including orphans, and whose command line contains the text.
 
-    pid: int
-    start_time: int
-    command_line: str
-
-
-def find_processes(home: Path) -> list[Process]:
-    """Return all of Flower's processes that use this home, including orphans.
-
-    Only Linux provides this information. On other systems the list is empty, and Flower's own checks must suffice.
+    Flower's SuperExec hides its environment even from its own user; it is identified by the session that it shares with
+    a marked process.
 
     >>> find_processes(Path("nowhere"))
     []
     """
-    marker = f"{_HOME_VARIABLE}={home.absolute()}".encode()
-    found = [entry for folder in Path("/proc").glob("[0-9]*") if (entry := _read_process(folder, marker))]
-    sessions = {session for _, session, marked in found if marked}
-    return [process for process, session, marked in found if marked or session in sessions]
+    marked, hidden = list[psutil.Process](), list[psutil.Process]()
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, OSError):
+            try:
+                if process.environ().get(_HOME_VARIABLE) == str(home.absolute()):
+                    marked.append(process)
+            except psutil.AccessDenied:
+                hidden.append(process)
+    sessions = {session for process in marked if (session := _session(process))}
+    found = marked + [process for process in hidden if _session(process) in sessions]
+    return [process for process in found if text in command_line(process)]
 
 
-def _read_process(folder: Path, marker: bytes) -> tuple[Process, int, bool] | None:
-    """Return a process, its session ID, and whether its environment contains the marker; None if it does not.
+def command_line(process: psutil.Process) -> str:
+    """Return the command line of a process; empty if it has ended.
 
-    Flower's SuperExec hides its environment even from its own user; it is identified by the session that it shares with
-    a marked process.
+    >>> "python" in command_line(psutil.Process())
+    True
     """
-    with suppress(OSError, ValueError, IndexError):  # the process may have ended
-        try:
-            marked = marker in (folder / "environ").read_bytes().split(b"\0")
-        except PermissionError:
-            marked = False
-        else:
-            if not marked:
-                return None
-        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        command_line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        if fields[0] != "Z":
-            return Process(int(folder.name), int(fields[19]), command_line), int(fields[3]), marked
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def _session(process: psutil.Process) -> int | None:
+    """Return the session of a process; None if it has ended."""
+    with suppress(psutil.Error, OSError):
+        return os.getsid(process.pid) if process.status() != psutil.STATUS_ZOMBIE else None
     return None
 
 
@@ -138,13 +136,12 @@ def stop_all(home: Path, timeout: float = 6.0) -> None:
 
     >>> stop_all(Path("nowhere"))
     """
-    for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        for process in find_processes(home):
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal_number)
-        deadline = time.monotonic() + timeout
-        while find_processes(home) and time.monotonic() < deadline:
-            time.sleep(0.05)
+    for stop in (psutil.Process.terminate, psutil.Process.kill):
+        processes = find_processes(home)
+        for process in processes:
+            with suppress(psutil.Error):
+                stop(process)
+        psutil.wait_procs(processes, timeout)
 
 
 class Subprocess:
@@ -252,23 +249,18 @@ def exclusive(home: Path, message: str) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def catch_stop_signals() -> Iterator[threading.Event]:
-    """Within the context, Ctrl-C and SIGTERM only set the event that it yields.
+def keep_running(start: Callable[[], Subprocess], watch: Callable[[Subprocess], bool], stop: Event) -> None:
+    """Start a command, and start it again whenever `watch` returns, until `stop` is set.
 
-    >>> with catch_stop_signals() as stop:
-    ...     signal.raise_signal(signal.SIGTERM)
-    ...     stop.is_set()
-    True
+    `watch` waits as long as the command should run, and returns whether it worked. While it does not work, the pause
+    before the next start grows.
     """
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
-        yield stop
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    pause = _MIN_PAUSE
+    while not stop.is_set():
+        process = start()
+        try:
+            worked = watch(process)
+        finally:
+            process.stop()
+        pause = _MIN_PAUSE if worked else min(2 * pause, _MAX_PAUSE)
+        stop.wait(pause)

@@ -16,7 +16,7 @@ from fedtailor.core.model import Inputs, Model, as_model
 from fedtailor.core.trees import Params, unflatten
 from fedtailor.data.federation import Federation
 from fedtailor.data.input_spec import InputSpec
-from fedtailor.errors import RunError, unknown_name
+from fedtailor.errors import RunError, reason, unknown_name
 from fedtailor.experiments.parsing import build_named
 from fedtailor.export.model_source import ModelInfo, find_model
 from fedtailor.methods import METHODS
@@ -147,9 +147,8 @@ def build_personal_model(
         with torch.no_grad():
             personal(info.inputs.random_samples(2))
     except Exception as error:  # networks and methods raise any exception for tensors that do not fit
-        reason = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else type(error).__name__
         label = method_label(info.method)
-        raise RunError(f"{source} does not contain a model of {label} for these inputs: {reason}.") from error
+        raise RunError(f"{source} does not contain a model of {label} for these inputs: {reason(error)}.") from error
     return personal
 
 

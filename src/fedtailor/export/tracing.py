@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedtailor.errors import FedTailorError
+from fedtailor.errors import FedTailorError, reason
 from fedtailor.export.personal_model import PersonalModel
 from fedtailor.runs.run import method_label
 
@@ -33,11 +33,11 @@ def trace(model: PersonalModel) -> torch.export.ExportedProgram:
 
 def graph_error(model: PersonalModel, error: Exception, problem: str) -> FedTailorError:
     """Return the error for a model that cannot be exported as a graph."""
-    reason = str(error).splitlines()[0].rstrip(".:")[:200] if str(error) else type(error).__name__
+    why = reason(error)
     if "specialized it to be a constant" in str(error):
-        reason = "its code fixes the batch size, for example by len(x) instead of x.shape[0]"
+        why = "its code fixes the batch size, for example by len(x) instead of x.shape[0]"
     return FedTailorError(
-        f"A model of {method_label(model.info.method)} with this network {problem}: {reason}; use safetensors instead."
+        f"A model of {method_label(model.info.method)} with this network {problem}: {why}; use safetensors instead."
     )
 
 

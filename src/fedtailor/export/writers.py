@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedtailor.core.model import Inputs
-from fedtailor.errors import ConfigError, unknown_name
+from fedtailor.errors import ConfigError, reason, unknown_name
 from fedtailor.export.model_source import METADATA_KEY, ModelInfo, load_exported
 from fedtailor.export.onnx_model import MISSING_LIBRARIES, graph_input_name, read_onnx
 from fedtailor.export.personal_model import PersonalModel, build_personal_model
@@ -140,8 +140,7 @@ def _check_outputs(model: PersonalModel, exported: Callable[[Inputs], Tensor], p
         try:
             found = exported(samples[count])
         except Exception as error:  # other runtimes raise any exception
-            reason = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else type(error).__name__
-            raise ConfigError(f"'{path.name}' fails for a batch of size {count}: {reason}.") from error
+            raise ConfigError(f"'{path.name}' fails for a batch of size {count}: {reason(error)}.") from error
         if outputs.shape != found.shape or not torch.allclose(found, outputs, rtol=0, atol=tolerance, equal_nan=True):
             difference = float((found - outputs).abs().max()) if outputs.shape == found.shape else float("nan")
             raise ConfigError(

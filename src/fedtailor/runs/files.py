@@ -14,7 +14,7 @@ from typing import BinaryIO
 import torch
 
 from fedtailor.core.system import total_memory
-from fedtailor.errors import RunError
+from fedtailor.errors import RunError, reason
 
 TEMPORARY_SUFFIX = ".writing"  # names of incomplete files and folders, which may be deleted, end with this
 _held_locks: list[BinaryIO] = []  # of this process
@@ -116,8 +116,7 @@ def write_errors(what: str, hint: str = "", errors: tuple[type[Exception], ...] 
     try:
         yield
     except errors as error:
-        why = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise RunError(f"{what}: {why}{hint}.") from error
+        raise RunError(f"{what}: {reason(error)}{hint}.") from error
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from fedtailor.core.trees import Params
 from fedtailor.core.untrusted_input import read_toml, sanitize
-from fedtailor.errors import DamagedRunError, FedTailorError, RunError
+from fedtailor.errors import DamagedRunError, FedTailorError, RunError, reason
 from fedtailor.runs import checkpoint
 from fedtailor.runs.checkpoint import Checkpoint
 from fedtailor.runs.files import checksum, read_bytes
@@ -23,7 +23,6 @@ _INFO_TYPES: dict[str, Any] = {  # required fields of run.json
     "method_title": str, "clients": list, "engine": str, "threads": int, "chunk_size": int | None, "device": str,
     "torch": str, "score": str, "higher_is_better": bool, "fingerprint": dict,
 }  # fmt: skip
-_MAX_THREADS = 1024  # torch ends the process if it cannot create all threads
 CHECKSUMMED_FILES = ("experiment.toml", "run.json", "start.safetensors")
 
 
@@ -148,8 +147,6 @@ def read_info(folder: Path) -> dict[str, Any]:
             raise ValueError("run.json has invalid sample counts")
         if not info["clients"] or not all(isinstance(client["name"], str) for client in info["clients"]):
             raise ValueError("run.json does not name the clients")
-        if not 1 <= info["threads"] <= _MAX_THREADS:
-            raise ValueError(f"run.json must have between 1 and {_MAX_THREADS} threads")
     return dict(info)
 
 
@@ -187,8 +184,7 @@ def read_errors(folder: Path) -> Iterator[None]:
     except FedTailorError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        why = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else type(error).__name__
-        raise DamagedRunError(f"The run in '{folder}' cannot be read: {why}.") from error
+        raise DamagedRunError(f"The run in '{folder}' cannot be read: {reason(error)}.") from error
 
 
 def read_text_file(path: Path) -> str:

@@ -3,19 +3,38 @@
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NotRequired, TypedDict, overload
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.trees import Tree
+from fedtailor.core.untrusted_input import sanitize
 from fedtailor.errors import RunError
 
-Record = dict[str, Any]  # one round; "per_client" maps a metric to client -> value
 Values = dict[int, float]  # client -> value
-_TABLES = ("per_client", "last_trained", "missed", "failed", "method_metrics")  # entries of a record that are dicts
-_LISTS = ("clients", "diverged")  # entries that are lists of clients
+Record = dict[str, Any]  # a `RoundRecord`, and the mean over clients of each metric: "accuracy_trained", "loss", ...
+
+
+class RoundRecord(TypedDict):
+    """The entries of a round's record whose names do not depend on the method or the metrics."""
+
+    round: int
+    clients: list[int]  # that delivered an upload
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    per_client: dict[str, Values]  # metric -> client -> value; at least "bytes_up"
+    missed: NotRequired[dict[int, str]]  # clients without an upload -> reason; readers add it if it is absent
+    failed: NotRequired[dict[int, str]]  # clients whose upload was rejected -> reason; as above
+    method_metrics: NotRequired[dict[str, Any]]  # numbers and arrays that the method records about itself; as above
+    epsilon: NotRequired[float]  # the privacy spent so far
+    diverged: NotRequired[list[int]]  # evaluated clients whose loss is not finite
+    last_trained: NotRequired[dict[str, Values]]  # metric -> client -> value at the end, also of absent clients
+    seconds_evaluating: NotRequired[float]
+
+
 MAX_INLINE_VALUES = 10_000  # larger arrays remain tensors and are saved as files in arrays/
 
 
@@ -80,32 +99,47 @@ def validate_record(line: Any, number: int, num_clients: int) -> Record:
     ValueError: line 1 is not the record of round 1
     """
     is_round = isinstance(line, dict) and type(line.get("round")) is int and line["round"] == number
-    if not is_round or not all(_is_amount(line.get(name)) for name in ("seconds", "bytes_up", "bytes_down")):
+    if not is_round or not RoundRecord.__required_keys__ <= line.keys():
         raise ValueError(f"line {number} is not the record of round {number}")
     known = {str(client) for client in range(num_clients)}
-    tables = [line.get(name, {}) for name in _TABLES]
-    if not all(isinstance(table, dict) for table in tables) or "bytes_up" not in tables[0]:
-        raise ValueError(f"line {number} has a missing or invalid table")
-    per_client, last_trained, missed, failed, method_metrics = tables
-    by_client = [*per_client.values(), *last_trained.values()]  # for each metric, client -> value
-    if not all(isinstance(values, dict) and all(map(_is_number_or_none, values.values())) for values in by_client):
-        raise ValueError(f"line {number} has a non-numeric value of a client")
-    if not all(_is_number_or_none(value) for name, value in line.items() if name not in (*_TABLES, *_LISTS)):
-        raise ValueError(f"line {number} has a non-numeric value")
-    if not all(isinstance(reason, str) for reason in (*missed.values(), *failed.values())):
-        raise ValueError(f"line {number} has an invalid reason in 'missed' or 'failed'")
-    if not _is_metric(method_metrics):
-        raise ValueError(f"line {number} has non-numeric method metrics")
-    lists = [line.get("clients"), line.get("diverged", [])]
-    if not all(isinstance(part, list) and all(str(client) in known for client in part) for part in lists):
-        raise ValueError(f"line {number} has an invalid list of clients")
-    if not all(values.keys() <= known for values in (*by_client, missed, failed)):
-        raise ValueError(f"line {number} names clients that do not exist")
+    for name, value in line.items():
+        if not _CHECKS.get(name, _is_optional_number)(value, known):
+            raise ValueError(f"line {number} has an invalid value of '{sanitize(name, 40)}'")
     return dict(line)
 
 
-def _is_amount(value: Any) -> bool:
+def _is_client_list(value: Any, known: set[str]) -> bool:
+    return isinstance(value, list) and all(str(client) in known for client in value)
+
+
+def _is_reasons(value: Any, known: set[str]) -> bool:
+    return isinstance(value, dict) and value.keys() <= known and all(isinstance(why, str) for why in value.values())
+
+
+def _is_values(value: Any, known: set[str]) -> bool:
+    """Return whether a value is a table of metric -> client -> number."""
+    tables = value.values() if isinstance(value, dict) else [None]
+    return all(isinstance(t, dict) and t.keys() <= known and all(map(_is_number_or_none, t.values())) for t in tables)
+
+
+def _is_metrics(value: Any, known: set[str]) -> bool:
+    return isinstance(value, dict) and _is_metric(value)
+
+
+def _is_amount(value: Any, known: set[str]) -> bool:
     return _is_number(value) and abs(value) < 2**63  # excludes floats such as 1e300
+
+
+def _is_optional_number(value: Any, known: set[str]) -> bool:
+    return _is_number_or_none(value)
+
+
+_CHECKS: dict[str, Callable[[Any, set[str]], bool]] = {  # of the entries of a `RoundRecord`; all others are numbers
+    "clients": _is_client_list, "diverged": _is_client_list, "missed": _is_reasons, "failed": _is_reasons,
+    "per_client": lambda value, known: _is_values(value, known) and "bytes_up" in value,
+    "last_trained": _is_values, "method_metrics": _is_metrics,
+    "bytes_up": _is_amount, "bytes_down": _is_amount, "seconds": _is_amount,
+}  # fmt: skip
 
 
 def _is_number(value: Any) -> bool:

@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from fedtailor.core.trees import Outline, Params, Tree, flatten, map_leaves, unflatten
 from fedtailor.core.trees import outline as tree_outline
 from fedtailor.core.untrusted_input import is_printable, sanitize
-from fedtailor.errors import DamagedRunError, RunError
+from fedtailor.errors import DamagedRunError, RunError, reason
 from fedtailor.runs.files import checksum, read_bytes
 
 _MAX_DEPTH = 32  # of nested subtrees; methods use three or four levels
@@ -75,8 +75,7 @@ def unpack_flat(data: bytes) -> Params:
     try:
         return {name: leaf.clone() for name, leaf in load(data).items()}  # in aligned memory that torch owns
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
-        why = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else type(error).__name__
-        raise RunError(f"The data contains no tensors: {why}.") from error
+        raise RunError(f"The data contains no tensors: {reason(error)}.") from error
 
 
 def _without_shared_memory(flat: Params) -> Params:
@@ -139,4 +138,4 @@ def load_tensors(path: Path, expected: str | None = None) -> Params:
             raise DamagedRunError("the file does not match its checksum.")
         return unpack_flat(data)
     except (OSError, ValueError) as error:
-        raise RunError(f"The tensors in '{path}' cannot be read: {str(error).rstrip('.')}.") from error
+        raise RunError(f"The tensors in '{path}' cannot be read: {reason(error)}.") from error

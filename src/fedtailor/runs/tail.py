@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fedtailor.core.untrusted_input import parse_json
-from fedtailor.errors import RunError
+from fedtailor.errors import RunError, reason
 from fedtailor.runs.reader import raise_remote_client, read_info, read_settings
 from fedtailor.runs.records import Record, Records, restore_record, validate_record
 from fedtailor.runs.run import Run
@@ -52,7 +52,7 @@ def record_errors(folder: Path) -> Iterator[Path]:
     try:
         yield folder / "rounds.jsonl"
     except (OSError, ValueError) as error:
-        raise RunError(f"The records in '{folder}' cannot be read: {str(error).rstrip('.')}.") from error
+        raise RunError(f"The records in '{folder}' cannot be read: {reason(error)}.") from error
 
 
 class RecordTail:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.trees import Tree, flatten
-from fedtailor.errors import RunError
+from fedtailor.errors import RunError, reason
 
 _PARTS = {  # parts of a client's results, as messages name them, in the order in which they are checked
     "upload": "upload",
@@ -45,10 +45,10 @@ def find_failures(
         try:
             result = train(client)
         except Exception as error:  # methods and models may raise anything
-            failures[client] = ClientFailure(_describe_error(error), error)
+            failures[client] = ClientFailure(f"it raised {reason(error, with_type=True)}", error)
             continue
-        if (reason := find_mismatch(client, result)) is not None:
-            failures[client] = ClientFailure(reason)
+        if (mismatch := find_mismatch(client, result)) is not None:
+            failures[client] = ClientFailure(mismatch)
         else:
             signatures[client] = tree_signature(result)
     expected = Counter(signatures.values()).most_common(1)[0][0] if signatures else ()
@@ -145,8 +145,3 @@ def _can_be_nan(leaf: Tensor) -> bool:
 def _tensor_type(leaf: Tensor) -> str:
     """Return the dtype and shape of one client's part of a stacked tensor."""
     return f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape[1:])}"
-
-
-def _describe_error(error: Exception) -> str:
-    message = str(error).splitlines()[0].rstrip(".")[:300] if str(error) else ""
-    return f"it raised {type(error).__name__}{': ' if message else ''}{message}"

@@ -12,7 +12,7 @@ from fedtailor.core.model import Model, cross_entropy
 from fedtailor.core.system import available_cores, total_memory
 from fedtailor.core.trees import Params
 from fedtailor.data.federation import Federation
-from fedtailor.errors import ConfigError, FedTailorError
+from fedtailor.errors import ConfigError, FedTailorError, reason
 
 _SMALL_STEP = 2.5e7  # multiplications: about a millisecond on one thread
 _COPIES = 8  # of weights and activations during a step: values, gradients, and tensors saved for backward
@@ -30,8 +30,9 @@ def check_model_fits(model: Model, params: Params, shared: SharedContext, fed: F
         raise
     except Exception as error:  # a user's module may raise anything
         shape = fed.shape if fed.shape is not None else {name: tuple(part.shape[1:]) for name, part in fed.x.items()}
-        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-        raise ConfigError(f"The model fails on client {fed.names[0]}'s inputs of shape {shape}: {reason}.") from error
+        raise ConfigError(
+            f"The model fails on client {fed.names[0]}'s inputs of shape {shape}: {reason(error)}."
+        ) from error
     if losses.shape != (1,):
         actual = "a scalar" if losses.ndim == 0 else f"the shape {tuple(losses.shape)} for one example"
         raise ConfigError(f"The loss must return one value per example, got {actual}. Use reduction='none'.")

@@ -1,10 +1,10 @@
-"""Handle Ctrl-C: the first one lets a run finish its round and save; the second one stops it immediately."""
+"""Handle Ctrl-C and SIGTERM after the current work: a run finishes its round, a server stops its processes."""
 
 import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,37 +19,46 @@ class Interrupted(KeyboardInterrupt):
         self.code = code  # exit status of the command: 130 after Ctrl-C, as in shells
 
 
-@contextmanager
-def deferred_signals() -> Iterator[Callable[[], int | None]]:
-    """Defer the first SIGINT (Ctrl-C) or SIGTERM; a second one is handled as before.
+class PendingSignal(threading.Event):
+    """Set when a signal was received; calling it returns the signal's number, or None."""
 
-    Yields a function that returns the number of the deferred signal, or None.
+    number: int | None = None
+
+    def __call__(self) -> int | None:
+        return self.number
+
+
+@contextmanager
+def deferred_signals(only_first: bool = True) -> Iterator[PendingSignal]:
+    """Defer SIGINT (Ctrl-C) and SIGTERM; with `only_first`, a second signal is handled as before.
 
     >>> with deferred_signals() as pending_signal:
     ...     signal.raise_signal(signal.SIGTERM)
     ...     pending_signal() == signal.SIGTERM
     True
     """
+    pending = PendingSignal()
     if threading.current_thread() is not threading.main_thread():  # other threads cannot handle signals
-        yield lambda: None
+        yield pending
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     # Keep handlers that were not set from Python (None) and signals that are ignored (SIG_IGN).
     before = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
-    received: list[int] = []
     main_pid = os.getpid()
 
     def defer(number: int, frame: Any) -> None:
         if os.getpid() != main_pid:  # in a forked worker; the main process receives the signal too
             return
-        received.append(number)
-        _restore(before)
-        log.warning("Finishing the round and saving; interrupt again to stop immediately.")
+        pending.number = pending.number or number
+        pending.set()
+        if only_first:
+            _restore(before)
+            log.warning("Finishing the round and saving; interrupt again to stop immediately.")
 
     for number in before:
         signal.signal(number, defer)
     try:
-        yield lambda: received[0] if received else None
+        yield pending
     finally:
         _restore(before)
 

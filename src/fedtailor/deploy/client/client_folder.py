@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.method import Method
+from fedtailor.core.model import Model
+from fedtailor.core.trees import Params
 from fedtailor.core.untrusted_input import parse_json, read_text
 from fedtailor.data.client_folders import read_client
 from fedtailor.data.federation import Federation
@@ -33,6 +35,15 @@ from fedtailor.training.preflight import check_model_fits
 from fedtailor.version import VERSION
 
 _SETTINGS, _SECRET = "client.json", "secret"
+
+
+def worker_file(folder: Path) -> Path:
+    """Return the file with the address and the key of a client's worker.
+
+    >>> worker_file(Path("hospital-a")).name
+    'address'
+    """
+    return folder / "home" / "worker" / "address"
 
 
 @dataclass(frozen=True)
@@ -87,9 +98,22 @@ class ClientFolder:
             )
         return fed
 
+    @cached_property
+    def initial_model(self) -> tuple[Model, Params]:
+        """The model on its device, and its initial parameters."""
+        return initial_model(self.deployment.model(), self.deployment)
+
+    @property
+    def data_version(self) -> tuple[int, ...]:
+        """What changes when the data are replaced; empty if there are none."""
+        if not self.data.is_file():
+            return ()
+        stat = self.data.stat()
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
     def check_data(self) -> None:
         """Raise an error if the network does not accept the data."""
-        model, params = initial_model(self.deployment.model(), self.deployment)
+        model, params = self.initial_model
         shared = make_shared_context(self.deployment, model, self.fed, torch.tensor([len(self.fed.train[0])]), 1, 1.0)
         check_model_fits(model.eval_mode, params, shared, self.fed)
 

@@ -1,6 +1,8 @@
 """The client's side of Flower: a SuperNode that is restarted until it is connected, whatever fails."""
 
+import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,29 +14,31 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from fedtailor.deploy.client.client_folder import worker_file
 from fedtailor.deploy.keys import Bundle, read_bundle
 from fedtailor.deploy.server.proxy import ERROR_CODE
 from fedtailor.deploy.subprocesses import (
     Subprocess,
-    catch_stop_signals,
     exclusive,
     find_processes,
     flower_command,
     flower_environment,
     free_address,
     is_healthy,
+    keep_running,
     skip_repeats,
     stop_all,
 )
 from fedtailor.experiments.deployment import read_deployment
 from fedtailor.runs.files import write_atomic, write_errors
+from fedtailor.training.signals import deferred_signals
 
-_MIN_PAUSE, _MAX_PAUSE = 1.0, 30.0  # seconds before the SuperNode is restarted
-_STALL_TIMEOUT = 90.0  # seconds without progress; Flower itself replies for a dead worker after 60
+_STALL_TIMEOUT = 90.0  # seconds without progress; Flower itself replies for a dead ClientApp after 60
 _EXECUTOR_TIMEOUT = 10.0  # seconds without the SuperExec process, once it has started
 _CHECK_INTERVAL = 2.0  # seconds between checks of Flower's processes
 _LOG = "log/supernode.log"
-_WORKER, _EXECUTOR = "flwr-clientapp", "flower-superexec"
+_CLIENT_APP = Path(__file__).parents[1] / "client_app.py"
+_WORKER = Path(__file__).with_name("worker_process.py")
 _CONNECTED = re.compile(r"SuperNode ID: (\d+)")
 _REJECTED = re.compile(r"\[code: (\d+)\] (.+)")
 _DONE = re.compile(r"Sent successfully|Failed to (send|receive) message|Ignoring|Failed to create task")
@@ -63,22 +67,52 @@ def keep_connected(folder: Path, say: Callable[[str], None]) -> None:
     """
     bundle, home = read_bundle(folder / "bundle"), folder / "home"
     deadline = read_deployment(bundle.folder).deadline
-    with catch_stop_signals() as stop:
-        stop_all(home)  # left over from a client that was killed
-        connection, pause = _Connection(bundle, home, skip_repeats(say)), _MIN_PAUSE
-        while not stop.is_set():
+    connection = _Connection(bundle, home, skip_repeats(say))
+    with deferred_signals(only_first=False) as stop:
+        for left in (home, home / "worker"):  # by a client that was killed
+            stop_all(left)
+
+        def start() -> Subprocess:
             _deactivate_previous(bundle, home)
             connection.reset()
-            address, env = free_address(), flower_environment(home, FEDTAILOR_CLIENT_FOLDER=str(folder.absolute()))
-            supernode = Subprocess(home, _supernode_command(bundle, address), env, folder / _LOG, connection.read_line)
-            try:
-                _monitor(supernode, connection, folder, address, deadline, stop)
-            finally:
-                supernode.stop()
-                if supernode.returncode == 0 and stop.is_set():  # it has deactivated itself
-                    (home / "node").unlink(missing_ok=True)
-            pause = _MIN_PAUSE if connection.connected else min(2 * pause, _MAX_PAUSE)
-            stop.wait(pause)
+            paths = {"FEDTAILOR_CLIENT_APP": _CLIENT_APP, "FEDTAILOR_WORKER": worker_file(folder)}
+            env = flower_environment(home, **{name: str(path.absolute()) for name, path in paths.items()})
+            command = _supernode_command(bundle, connection.local_address)
+            return Subprocess(home, command, env, folder / _LOG, connection.read_line)
+
+        def watch(supernode: Subprocess) -> bool:
+            with _running_worker(folder):
+                _monitor(supernode, connection, folder, deadline, stop)
+            supernode.stop()
+            if supernode.returncode == 0 and stop.is_set():  # it has deactivated itself
+                (home / "node").unlink(missing_ok=True)
+            return connection.connected
+
+        keep_running(start, watch, stop)
+
+
+@contextmanager
+def _running_worker(folder: Path) -> Iterator[None]:
+    """Keep a worker running. It ends with the SuperNode, because the message it works on has then been lost."""
+    stop = Event()
+
+    def start() -> Subprocess:
+        home = folder / "home" / "worker"
+        return Subprocess(home, [str(_WORKER), str(folder.absolute())], os.environ, folder / "log" / "worker.log")
+
+    def watch(worker: Subprocess) -> bool:
+        started = time.monotonic()
+        while worker.returncode is None and not stop.wait(0.2):
+            pass
+        return time.monotonic() > started + _STALL_TIMEOUT
+
+    thread = threading.Thread(target=keep_running, args=(start, watch, stop))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 class _Connection:
@@ -89,6 +123,7 @@ class _Connection:
         self.reset()
 
     def reset(self) -> None:
+        self.local_address = free_address()  # of the SuperNode, for processes on this machine
         self.connected = False  # at least once since the SuperNode was started
         self.lost = False  # the last connection attempt failed
         self.rejected = False  # the reason was already reported
@@ -146,22 +181,20 @@ class _LastSeen:
     """When each of Flower's processes on this machine was last seen alive."""
 
     supernode: float  # communicates with the server
-    executor: float  # starts workers
-    worker: float  # handles a message
+    executor: float  # starts the ClientApp
+    client_app: float  # handles a message
 
     def update(self, home: Path, address: str) -> None:
-        now, running = time.monotonic(), [process.command_line for process in find_processes(home)]
+        now = time.monotonic()
         if is_healthy(address):
             self.supernode = now
-        if not running or any(_EXECUTOR in line for line in running):  # none: this system does not list processes
+        if find_processes(home, "flower-superexec"):
             self.executor = max(now, self.executor)
-        if not running or any(_WORKER in line for line in running):
-            self.worker = now
+        if find_processes(home, "flwr-clientapp"):
+            self.client_app = now
 
 
-def _monitor(
-    supernode: Subprocess, connection: _Connection, folder: Path, address: str, deadline: float, stop: Event
-) -> None:
+def _monitor(supernode: Subprocess, connection: _Connection, folder: Path, deadline: float, stop: Event) -> None:
     """Return when the SuperNode has ended or stalled, or when `stop` is set."""
     checked = time.monotonic()
     last_seen = _LastSeen(checked, checked + _STALL_TIMEOUT, checked)
@@ -169,7 +202,7 @@ def _monitor(
         if time.monotonic() < checked + _CHECK_INTERVAL:
             continue
         connection.report_loss()
-        last_seen.update(folder / "home", address)
+        last_seen.update(folder / "home", connection.local_address)
         checked = time.monotonic()
         if problem := _find_stall(connection, last_seen, checked, deadline):
             connection.say(f"Flower's client has stalled: {problem}; restarting it.")
@@ -183,14 +216,14 @@ def _find_stall(connection: _Connection, last_seen: _LastSeen, now: float, deadl
     """Return why the SuperNode has stalled, or None.
 
     The SuperNode handles one message at a time and waits for the reply without a timeout. It waits forever if the
-    worker ends before it has fetched the message or handed over the whole reply.
+    ClientApp ends before it has fetched the message or handed over the whole reply.
     """
     busy = now if connection.busy_since is None else connection.busy_since
-    no_worker = not connection.sending and now > max(busy, last_seen.worker) + _STALL_TIMEOUT
+    unhandled = not connection.sending and now > max(busy, last_seen.client_app) + _STALL_TIMEOUT
     problems = {
         "it does not respond": now > last_seen.supernode + _STALL_TIMEOUT,
-        "the process that starts workers is gone": now > last_seen.executor + _EXECUTOR_TIMEOUT,
-        "no worker handles the server's message": no_worker,
+        "the process that starts the ClientApp is gone": now > last_seen.executor + _EXECUTOR_TIMEOUT,
+        "no process handles the server's message": unhandled,
         "a reply took more than twice the deadline": now > busy + 2 * deadline + _STALL_TIMEOUT,
     }
     return next((problem for problem, holds in problems.items() if holds), None)

@@ -23,7 +23,7 @@ from fedtailor.runs.serialization import pack, unpack
 from fedtailor.training.channel.leak_check import LeakCheck
 from fedtailor.training.channel.payload import count_bytes, mask_absent_rows
 from fedtailor.training.client_failures import find_non_finite
-from fedtailor.training.client_update import client_update, initial_model, make_shared_context, personal_state_dict
+from fedtailor.training.client_update import client_update, make_shared_context, personal_state_dict
 from fedtailor.training.engines import EngineChoice
 from fedtailor.training.engines.sequential import Sequential
 from fedtailor.training.evaluator import Evaluator, scores
@@ -73,7 +73,7 @@ class Worker:
         retain_freed_memory()
         self._client, self._request = folder, request
         deployment, fed = folder.deployment, folder.fed
-        self._model, self._params = initial_model(deployment.model(), deployment)
+        self._model, self._params = folder.initial_model
         device = deployment.torch_device
         train, validation = folder.split_training_data(request.index)
         expected = request.sizes[request.index]

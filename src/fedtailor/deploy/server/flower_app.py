@@ -32,14 +32,14 @@ from fedtailor.deploy.server.server_app import app
 __all__ = ["app"]
 """
 _CLIENT_APP = """\
-import gc
+import os
+from importlib.util import module_from_spec, spec_from_file_location
 
-gc.disable()  # Flower imports this for every message, and garbage collection would slow the import down
-from fedtailor.deploy.client.client_app import app  # noqa: E402
-
-gc.freeze()
-gc.enable()
-__all__ = ["app"]
+# `from fedtailor.deploy.client_app import app` would import torch, which takes seconds, for every message
+spec = spec_from_file_location("client_app", os.environ["FEDTAILOR_CLIENT_APP"])
+module = module_from_spec(spec)
+spec.loader.exec_module(module)
+app = module.app
 """
 
 _README = """\

@@ -22,7 +22,6 @@ from fedtailor.deploy.server.operator_folder import EnrolledClient, enroll, enro
 from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
 from fedtailor.deploy.subprocesses import (
     Subprocess,
-    catch_stop_signals,
     exclusive,
     flower_command,
     flower_environment,
@@ -36,6 +35,7 @@ from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import Deployment, read_deployment
 from fedtailor.runs.files import write_atomic
 from fedtailor.runs.toml import to_toml
+from fedtailor.training.signals import deferred_signals
 
 _CONNECTION = "fedtailor"  # name of the connection in Flower's configuration
 _FLOWER_TIMEOUT = 120.0  # seconds for Flower to start, and for each of its commands
@@ -59,7 +59,11 @@ def serve(folder: Path, say: Callable[[str], None] = print, limits: Limits | Non
     if not (keys / "server.crt").is_file():
         raise DeployError(f"'{folder}' has no keys; create them with: fedtailor deploy keys {folder} --clients a,b,c.")
     in_use = f"A server for '{folder}' is already running; stop it first."
-    with exclusive(home, in_use), catch_stop_signals() as stop, bind(deployment.host, deployment.port) as listener:
+    with (
+        exclusive(home, in_use),
+        deferred_signals(only_first=False) as stop,
+        bind(deployment.host, deployment.port) as listener,
+    ):
         stop_all(home)  # left over from a server that was killed
         address = _configure(folder)
         tls = ssl.create_default_context(cafile=keys / "authority.crt")

@@ -16,7 +16,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # must be set before 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from fedtailor.errors import FedTailorError, RunError
+from fedtailor.errors import FedTailorError, RunError, reason
 from fedtailor.reporting.trackers.points import Point, RunInfo, select_new_points, setting_text
 from fedtailor.runs.files import TEMPORARY_SUFFIX
 
@@ -156,9 +156,9 @@ def _mlflow_errors(uri: str) -> Iterator[None]:
     except FedTailorError:
         raise
     except Exception as error:  # every type of store raises other classes
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0].rstrip(".")
-        if "Max retries exceeded" in reason or "Failed to establish" in reason:
-            reason = "the server does not respond"
+        why = reason(error)
+        if "Max retries exceeded" in why or "Failed to establish" in why:
+            why = "the server does not respond"
         is_path = "://" not in uri or uri.startswith("file:")
         hint = "; for a local store, use sqlite:///mlflow.db" if is_path else ""
-        raise RunError(f"MLflow at '{uri}' cannot be used: {reason[:300]}{hint}.") from error
+        raise RunError(f"MLflow at '{uri}' cannot be used: {why}{hint}.") from error

@@ -15,7 +15,7 @@ from fedtailor.core.batch import SharedContext
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.trees import Tree, cache_by_identity, map_leaves
 from fedtailor.core.vmap_context import StepLoop, VmapContext, sequential_loop
-from fedtailor.errors import ConfigError, FedTailorError
+from fedtailor.errors import ConfigError, FedTailorError, reason
 from fedtailor.training.engines.cuda_graph import CudaGraphLoop
 from fedtailor.training.engines.sequential import check_not_mutated, tensor_versions
 from fedtailor.training.sample_index import SampleIndex
@@ -78,10 +78,9 @@ class Vectorized:
         except (FedTailorError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # vmap, methods, and models may raise anything
-            reason = str(error).splitlines()[0].split(". ")[0].rstrip(".") if str(error) else type(error).__name__
             raise ConfigError(
-                f"The engine 'vectorized' cannot run this model or method ({reason}); use engine 'auto', 'pool', or "
-                "'sequential'."
+                f"The engine 'vectorized' cannot run this model or method ({reason(error)}); "
+                "use engine 'auto', 'pool', or 'sequential'."
             ) from error
         check_not_mutated(before, tensor_versions(trees), clients[0])
         return result

@@ -1,0 +1,71 @@
+"""The ClientApp that Flower starts on a client's machine for each message. It passes the message on to the client's
+worker, a process that keeps the data and the model in memory.
+
+Flower executes this file by its path, so that its process imports neither FedTailor nor torch, which takes seconds.
+"""
+
+import os
+import time
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+_FIELDS, _TREE, _ARRAY_TYPE = "fields", "tree", "fedtailor.safetensors"
+_START_TIMEOUT = 120.0  # seconds until the worker accepts messages; it may have to import FedTailor first
+
+
+@app.query()
+@app.train()
+@app.evaluate()
+def answer(message: Message, context: Context) -> Message:
+    """Return the worker's reply to a message."""
+    text, data = unwrap(message.content)
+    try:
+        with _connect() as worker:
+            for part in (message.metadata.message_type.encode(), text.encode(), data):
+                worker.send_bytes(part)
+            text, data = worker.recv_bytes().decode(), worker.recv_bytes()
+    except (EOFError, OSError, AuthenticationError) as error:
+        raise RuntimeError("the worker ended; see log/worker.log in the client's folder") from error
+    return Message(wrap(text, data), reply_to=message)
+
+
+def wrap(text: str, data: bytes) -> RecordDict:
+    """Return the content of a message: its fields as JSON, and the bytes of a tree, which may be empty.
+
+    >>> unwrap(wrap("{}", b"tree"))
+    ('{}', b'tree')
+    """
+    record = RecordDict({_FIELDS: ConfigRecord({_FIELDS: text})})
+    if data:
+        record[_TREE] = ArrayRecord({_TREE: Array("uint8", (len(data),), _ARRAY_TYPE, data)})
+    return record
+
+
+def unwrap(content: RecordDict) -> tuple[str, bytes]:
+    """Return the fields and the bytes of the tree in an untrusted message; raise ValueError if it has no fields."""
+    try:
+        text = content[_FIELDS][_FIELDS]
+        array = content[_TREE][_TREE] if _TREE in content else None
+        if isinstance(text, str) and isinstance(array, Array | None):
+            return text, b"" if array is None else array.data
+    except (KeyError, TypeError, AttributeError):
+        pass
+    raise ValueError("The message does not have FedTailor's format.")
+
+
+def _connect() -> Connection:
+    """Return a connection to the worker, which may just be starting; a file contains its HOST:PORT:KEY."""
+    deadline = time.monotonic() + _START_TIMEOUT
+    while True:
+        try:
+            host, port, key = Path(os.environ["FEDTAILOR_WORKER"]).read_text().split(":")
+            return Client((host, int(port)), authkey=bytes.fromhex(key))
+        except (OSError, EOFError, AuthenticationError):  # no file yet, or that of a worker that has ended
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
