@@ -172,7 +172,7 @@ def overhead(device: str, repeats: int) -> Row:
     """Compare a round of FedAPA with a round of FedAvg, both on the engine that `auto` selects for FedAvg."""
     workload = OVERHEAD[device]
     fed = workload.federation()
-    engine = build(workload, fed, "auto", device).engine_choice.engine
+    engine = build(workload, fed, "auto", device).clients.engine_choice.engine
     methods = [FedAvg(lr=LR, epochs=workload.epochs), FedAPA(lr=LR, epochs=workload.epochs)]
     pair = {type(m).__name__: contender(build(workload, fed, engine, device, m)) for m in methods}
     seconds = alternate(pair, 3 * repeats)  # the difference is much smaller than the noise of a round

@@ -631,7 +631,7 @@ def test_invalid_request_from_server_is_rejected(change: dict[str, Any]) -> None
     assert "message is invalid" in error_message(lambda: RoundRequest.parse(valid | change))
 
 
-def test_dummy_client_trains_once_per_message_structure(
+def test_dummy_client_trains_only_if_structure_of_uploads_is_unknown(
     create: Callable[..., InProcessFederation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds: list[int] = []
@@ -641,5 +641,5 @@ def test_dummy_client_trains_once_per_message_structure(
         return dummy_upload(*args)
 
     monkeypatch.setattr(flower_clients, "dummy_upload", count_calls)
-    create(method="fedapa").run()
-    assert rounds == [1]
+    create(method="dbe", rounds=4).run()  # its upload is larger in round 1
+    assert rounds == [1, 2]

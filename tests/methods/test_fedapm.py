@@ -233,10 +233,10 @@ def test_reduced_fedapm_with_partial_participation_averages_stored_copies(kind: 
 )
 def test_duals_and_penalty_gradients_sum_to_zero(fields: dict[str, Any]) -> None:
     """Σ_i [π_i + ρ(u_i − u)] = 0 after each round, although neither sum is 0; this follows from Eq. 8."""
-    rho, simulated = fields.get("rho", 0.01), PROBLEM.server(make_fedapm(**fields), PARTIAL)
+    rho, simulated = fields.get("rho", 0.01), PROBLEM.trainer(make_fedapm(**fields), PARTIAL)
     for number, participants in enumerate(PARTIAL, start=1):
         simulated.train_round(number, participants)
-        clients, u = [simulated.states.get_one(i) for i in range(5)], simulated.state["params"]
+        clients, u = [simulated.clients.states.get_one(i) for i in range(5)], simulated.server.state["params"]
         for name in u:
             duals = sum(client["dual"][name] for client in clients)
             gaps = sum(rho * (client["shared"][name] - u[name]) for client in clients)

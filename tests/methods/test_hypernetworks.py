@@ -19,7 +19,8 @@ from fedtailor.core.method import Exchange
 from fedtailor.core.trees import Rows, Tree, flatten
 from fedtailor.methods import Local, PFedHN, PFedLA
 from fedtailor.training.channel.payload import mask_absent_rows
-from fedtailor.training.simulated_server import SimulatedServer
+from fedtailor.training.simulated_clients import SimulatedClients
+from fedtailor.training.trainer import Trainer
 from support.problem import PARTIAL, Problem, Weights, make_normalized_net, make_problem
 
 PROBLEM = make_problem()
@@ -28,8 +29,8 @@ LAYERS = ("fc1", "fc2", "head")
 SMALL = {"hidden": 6, "embedding": 4}
 
 
-def make_server(method: ft.Method, schedule: Any = SCHEDULE, seed: int = 0) -> SimulatedServer:
-    return replace(PROBLEM, seed=seed).server(method, schedule)
+def make_simulation(method: ft.Method, schedule: Any = SCHEDULE, seed: int = 0) -> Trainer[SimulatedClients]:
+    return replace(PROBLEM, seed=seed).trainer(method, schedule)
 
 
 def exchanges(method: ft.Method, schedule: Any = SCHEDULE) -> list[tuple[Tree, Tree, Exchange]]:
@@ -42,7 +43,9 @@ def exchanges(method: ft.Method, schedule: Any = SCHEDULE) -> list[tuple[Tree, T
             recorded.append((server, after, exchange))
             return after
 
-    simulated = make_server(Recording(**{f.name: getattr(method, f.name) for f in fields(method)}), schedule=schedule)
+    simulated = make_simulation(
+        Recording(**{f.name: getattr(method, f.name) for f in fields(method)}), schedule=schedule
+    )
     for number, clients in enumerate(schedule, start=1):
         simulated.train_round(number, clients)
     return recorded
@@ -143,7 +146,7 @@ HYPER: dict[str, Any] = {"lr": 0.05, "steps": 4, "hidden": 6, "hyper_lr": 0.3}
 def test_pfedhn_equals_literal_version(changed: dict[str, Any]) -> None:
     method = PFedHN(**HYPER | changed)
     run = PROBLEM.run(method, SCHEDULE)
-    received, trained = literal_pfedhn(PROBLEM, method, make_server(method).initial_state, SCHEDULE)
+    received, trained = literal_pfedhn(PROBLEM, method, make_simulation(method).server.initial_state, SCHEDULE)
     for client in range(5):
         assert same(run.personal(client, "received"), {n: w.detach() for n, w in received[client].items()}, 1e-10)
         assert same(run.personal(client, "trained"), {n: w.detach() for n, w in trained[client].items()}, 1e-10)
@@ -151,17 +154,17 @@ def test_pfedhn_equals_literal_version(changed: dict[str, Any]) -> None:
 
 def test_hypernetwork_initialization_follows_pytorch() -> None:
     before = torch.get_rng_state()
-    network = make_server(PFedHN()).initial_state["network"]
+    network = make_simulation(PFedHN()).server.initial_state["network"]
     assert torch.equal(before, torch.get_rng_state())  # the global generator was not used
     assert network["embeddings"].shape == (5, 2)  # 1 + N/4
     assert [network["trunk"][str(n)]["weight"].shape for n in range(4)] == [(100, 2), *[(100, 100)] * 3]
     for layer in (network["trunk"]["1"], network["outputs"]["fc1.weight"]):  # uniform, at most 1/√100
         for values in layer.values():
             assert 0.09 < float(values.abs().max()) <= 0.1 and abs(float(values.mean())) < 0.03
-    many = make_server(PFedLA()).initial_state["networks"]["embedding"]
+    many = make_simulation(PFedLA()).server.initial_state["networks"]["embedding"]
     assert abs(float(many.mean())) < 0.15 and abs(float(many.std()) - 1) < 0.1 and float(many.abs().max()) > 2
-    assert same(network, make_server(PFedHN()).initial_state["network"])
-    other = make_server(PFedHN(), seed=1).initial_state["network"]
+    assert same(network, make_simulation(PFedHN()).server.initial_state["network"])
+    other = make_simulation(PFedHN(), seed=1).server.initial_state["network"]
     assert not any(torch.equal(a, b) for a, b in zip(flatten(network).values(), flatten(other).values(), strict=True))
 
 
@@ -341,7 +344,7 @@ MIXED: dict[str, Any] = {"lr": 0.1, "hyper_lr": 2.0, **SMALL}
 def test_pfedla_equals_literal_version(changed: dict[str, Any]) -> None:
     method, schedule = PFedLA(**MIXED | changed), [*SCHEDULE, [0, 1, 2]]
     run = PROBLEM.run(method, schedule)
-    received, trained, changes = literal_pfedla(PROBLEM, method, make_server(method).initial_state, schedule)
+    received, trained, changes = literal_pfedla(PROBLEM, method, make_simulation(method).server.initial_state, schedule)
     for client in range(5):
         assert same(run.personal(client, "received"), received[client], 1e-10)
         assert same(run.personal(client, "trained"), trained[client], 1e-10)
@@ -351,14 +354,20 @@ def test_pfedla_equals_literal_version(changed: dict[str, Any]) -> None:
 
 def test_pfedla_with_zero_outputs_equals_local_training() -> None:
     """With outputs of 0, each client uses only its own model, and the gradient is 0."""
-    simulated, local = make_server(PFedLA(**MIXED), schedule=PARTIAL), make_server(Local(lr=0.1), schedule=PARTIAL)
-    outputs = ft.trees.zeros_like(simulated.state["networks"]["outputs"])
-    simulated.state = simulated.state | {"networks": simulated.state["networks"] | {"outputs": outputs}}
+    mixed, local = make_simulation(PFedLA(**MIXED), PARTIAL), make_simulation(Local(lr=0.1), PARTIAL)
+    networks = mixed.server.state["networks"]
+    mixed.server.state |= {"networks": networks | {"outputs": ft.trees.zeros_like(networks["outputs"])}}
     for number, clients in enumerate(PARTIAL, start=1):
-        simulated.train_round(number, clients)
+        mixed.train_round(number, clients)
         local.train_round(number, clients)
-        assert same(simulated.received_models(range(5), number + 1), local.received_models(range(5), number + 1), 1e-12)
-        assert same(simulated.trained_models(clients), local.trained_models(clients), 1e-12)
+        models = [
+            {
+                "received": trainer.clients.received_models(trainer.server, range(5), number + 1),
+                "trained": trainer.clients.trained_models(trainer.server, clients),
+            }
+            for trainer in (mixed, local)
+        ]
+        assert same(models[0], models[1], 1e-12)
 
 
 @pytest.mark.parametrize("normalize", ["sum", "softmax"])
@@ -443,7 +452,7 @@ def test_pfedla_mixes_running_statistics_with_their_layer() -> None:
 def test_retained_layers_do_not_depend_on_order_of_names() -> None:
     """In a resumed run, the server state may have another order of layers, and own weights may be equal."""
     method = PFedLA(**MIXED, retained=1)
-    server = make_server(method).initial_state
+    server = make_simulation(method).server.initial_state
     server["networks"]["outputs"] = ft.trees.zeros_like(server["networks"]["outputs"])  # own weight 1 in each layer
     reversed_networks = {**server["networks"], "outputs": dict(reversed(server["networks"]["outputs"].items()))}
     one, other = (method.send(s, [0, 3], 1) for s in (server, {**server, "networks": reversed_networks}))

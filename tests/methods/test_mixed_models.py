@@ -17,7 +17,8 @@ from conftest import all_same, models, same
 from fedtailor.core.trees import Tree
 from fedtailor.methods import APPLE, FedALA, FedAMP, FedAvg, FedFomo, Local
 from fedtailor.training.engines.sequential import Sequential
-from fedtailor.training.simulated_server import SimulatedServer
+from fedtailor.training.simulated_clients import SimulatedClients
+from fedtailor.training.trainer import Trainer
 from support import literal_mixtures as literal
 from support.problem import HEAD, Problem, Weights, make_identical_clients, make_problem
 
@@ -43,13 +44,13 @@ def rows_of(stacked: Weights) -> list[Weights]:
     return [{n: leaf[i] for n, leaf in stacked.items()} for i in range(len(next(iter(stacked.values()))))]
 
 
-def make_server(method: ft.Method) -> SimulatedServer:
-    return PROBLEM.server(method, [ALL_CLIENTS] * 3)
+def make_simulation(method: ft.Method) -> Trainer[SimulatedClients]:
+    return PROBLEM.trainer(method, [ALL_CLIENTS] * 3)
 
 
-def make_context(simulated: SimulatedServer, client: int, round: int) -> ft.ClientContext:
-    assert isinstance(simulated.engine, Sequential)
-    return simulated.engine._context(client, round)
+def make_context(simulated: Trainer[SimulatedClients], client: int, round: int) -> ft.ClientContext:
+    assert isinstance(simulated.clients.engine, Sequential)
+    return simulated.clients.engine._context(client, round)
 
 
 # FedAMP
@@ -149,7 +150,7 @@ def test_fedfomo_with_one_client_equals_local_training_on_training_part() -> Non
     for t in (1, 2, 3):
         w = literal.sgd(problem, w, rest, t, 0, method.lr, method.epochs)
     assert all_same([run(method, schedule, problem).personal(0)], [w], 1e-10)
-    simulated = make_server(method)
+    simulated = make_simulation(method)
     own = {n: leaf + 0.1 for n, leaf in PROBLEM.start.items()}
     copies = {"models": {n: leaf.expand(4, *leaf.shape) for n, leaf in own.items()}}
     start, weights = method._mix(make_context(simulated, 0, 2), {"params": own}, copies)
@@ -157,7 +158,7 @@ def test_fedfomo_with_one_client_equals_local_training_on_training_part() -> Non
 
 
 def test_fedfomo_keeps_personal_model_if_others_have_higher_loss() -> None:
-    simulated, method = make_server(FedFomo()), FedFomo()
+    simulated, method = make_simulation(FedFomo()), FedFomo()
     good = literal.sgd(PROBLEM, PROBLEM.start, PROBLEM.all_samples(0), 1, 0, 0.1, 20)
     bad = {n: torch.stack([leaf, 3 * leaf]) for n, leaf in PROBLEM.start.items()}
     with torch.no_grad():
@@ -287,7 +288,7 @@ def test_apple_with_limit_requests_unseen_cores_first_and_caches_cores() -> None
 @pytest.mark.parametrize(("number", "base"), [(1, 1.5), (20, 4.0)])
 def test_apple_with_limit_prefers_cores_with_larger_weights(number: int, base: float) -> None:
     """The odds of |p| = 1 to |p| = 0 are base to 1, where the base is round · 1 / 5, at least 1.5."""
-    simulated, method = make_server(APPLE(limit=1)), APPLE(limit=1)
+    simulated, method = make_simulation(APPLE(limit=1)), APPLE(limit=1)
     weights, seen = torch.tensor([0.0, -1.0, 0.0, 0.0, 0.0]), torch.ones(5, dtype=torch.bool)
     rounds = 1000  # the base is that of one round
     requested = np.zeros(5)
@@ -359,7 +360,7 @@ def initial_state(own: Weights) -> Tree:
 
 def test_fedala_weights_reduce_loss() -> None:
     """The factor in the gradient of W is θ − θ_i, not θ_i − θ."""
-    simulated, method = make_server(FedALA(weight_lr=0.5, share=1.0)), FedALA(weight_lr=0.5, share=1.0)
+    simulated, method = make_simulation(FedALA(weight_lr=0.5, share=1.0)), FedALA(weight_lr=0.5, share=1.0)
     for client in (0, 2, 4):
         good = literal.sgd(PROBLEM, PROBLEM.start, PROBLEM.all_samples(client), 1, client, 0.2, 5)
         shared = good | {n: PROBLEM.start[n] for n in HEAD}
@@ -371,7 +372,7 @@ def test_fedala_weights_reduce_loss() -> None:
 
 def test_fedala_learns_if_any_entry_differs() -> None:
     """Public code only checks the sum of the differences of one tensor."""
-    simulated, method = make_server(FedALA(weight_lr=20.0)), FedALA(weight_lr=20.0)
+    simulated, method = make_simulation(FedALA(weight_lr=20.0)), FedALA(weight_lr=20.0)
     shift = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
     state = initial_state(PROBLEM.start)
     shared = PROBLEM.start | {"head.bias": PROBLEM.start["head.bias"] + shift}

@@ -142,7 +142,7 @@ def test_simulate_with_states_in_file_gives_same_bits(fed: ft.Federation, net: t
     for max_memory_bytes in (2**28, 1):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "fedtailor.training.simulated_server.ClientStates",
+                "fedtailor.training.simulated_clients.ClientStates",
                 lambda initial, *_, size=max_memory_bytes: ClientStates(initial, size),
             )
             runs.append(ft.simulate(ft.methods.SelfFL(warmup=1), net, fed, rounds=4, participation=0.5, batch_size=3))

@@ -16,7 +16,9 @@ from conftest import tiny_federation
 from fedtailor.core import random
 from fedtailor.core.trees import flatten
 from fedtailor.training.config import TrainingConfig
-from fedtailor.training.simulated_server import SimulatedServer
+from fedtailor.training.simulate import make_trainer
+from fedtailor.training.simulated_clients import SimulatedClients
+from fedtailor.training.trainer import Trainer
 
 Weights = dict[str, Tensor]  # parameter name -> tensor, float64
 HEAD = ("head.weight", "head.bias")
@@ -160,12 +162,17 @@ class Problem:
             yield from self.batches(round, client, number)
             number += 1
 
-    def server(self, method: ft.Method, schedule: Sequence[Sequence[int]]) -> SimulatedServer:
-        """Return the simulated server of a method of the library before round 1."""
-        settings = TrainingConfig(
-            batch_size=self.batch_size, engine="sequential", device="cpu", dtype="float64", seed=self.seed
+    def trainer(self, method: ft.Method, schedule: Sequence[Sequence[int]]) -> Trainer[SimulatedClients]:
+        """Return the trainer of a method of the library before round 1."""
+        config = TrainingConfig(
+            batch_size=self.batch_size,
+            engine="sequential",
+            device="cpu",
+            dtype="float64",
+            seed=self.seed,
+            schedule=[list(clients) for clients in schedule],
         )
-        return SimulatedServer.build(settings, method, ft.wrap(self.net), self.fed, schedule)
+        return make_trainer(config, method, ft.wrap(self.net), self.fed)[0]
 
     def run(self, method: ft.Method, schedule: Sequence[Sequence[int]]) -> ft.Run:
         """Run a method of the library on this problem."""

@@ -77,7 +77,8 @@ class Method:
       for the same quantity after training.
     - The names in a client state or server state are the same in all rounds, and so are the shapes unless clients join
       (`grow_server`, `grow_client`). The names in a message may change between rounds, but not within a round. The
-      names and shapes in an upload depend only on those in the message and on the number of clients.
+      names and shapes in an upload depend only on those in the message, on the number of clients, and on whether it is
+      round 1.
     """
 
     title: ClassVar[str] = ""  # proper name, such as "Self-FL"; empty: the name of the class

@@ -53,7 +53,7 @@ class FlowerClients:
     run: str  # ID of the run, under which clients save their state
     on_join: Callable[[], None]  # called after clients have joined
     last_counted: dict[int, int] = field(default_factory=dict)  # client -> its last round that counts
-    _expected: dict[tuple[Signature, int], Tree] = field(default_factory=dict)  # message and clients -> dummy upload
+    _expected: dict[tuple[Signature, int, bool], Tree] = field(default_factory=dict)  # see `_expected_upload`
 
     @property
     def deployment(self) -> Deployment:
@@ -144,10 +144,10 @@ class FlowerClients:
     def _expected_upload(self, number: int, sent: Tree) -> Tree:
         """Return an upload with the structure that a client must send after this message.
 
-        The structure depends only on the structure of the message and the number of clients, so a dummy client
-        computes it once.
+        By the contract of methods, the structure depends only on the structure of the message, the number of clients,
+        and whether this is round 1, so a dummy client computes it only if one of these is new.
         """
-        key = tree_signature(sent), len(self.members)
+        key = tree_signature(sent), len(self.members), number == 1
         if key not in self._expected:
             self._expected[key] = dummy_upload(
                 self.deployment, self.model, self.params, self.setup().sizes, number, sent
