@@ -20,7 +20,10 @@ from support.problem import Problem, Weights, features, head_outputs, make_probl
 
 PROBLEM = make_problem((9, 4, 7, 1))
 ROUNDS = [[0, 1, 2, 3], [0, 3], [1, 2]]
-QUICK: dict[str, Any] = {"per_class": 2, "steps": 2, "server_epochs": 2, "server_batch": 5, "projections": 4, "lr": 0.3}
+QUICK: dict[str, Any] = {
+    "per_class": 2, "steps": 2, "server_epochs": 2, "server_batch": 5, "projections": 4, "lr": 0.3, "gamma": 0.8,
+    "tau": 1.5, "noise": 0.02, "local_weight": 0.6, "server_weight": 0.3,
+}  # fmt: skip
 
 
 def draw_uniform(problem: Problem, t: int, k: int, salt: int, shape: tuple[int, ...]) -> Tensor:
