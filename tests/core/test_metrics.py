@@ -198,7 +198,7 @@ def test_largest_tenth_is_between_worst_and_best(values: dict[int, float], sizes
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])
-@pytest.mark.parametrize("diverged", range(20))
+@pytest.mark.parametrize("diverged", [0, 7, 19])
 def test_means_with_diverged_client_are_nan(diverged: int, higher_is_better: bool) -> None:
     values = {client: math.nan if client == diverged else client / 20 for client in range(20)}
     for found in (worst_tenth(values, higher_is_better), plain_mean(values), weighted_mean(values, [1] * 20)):

@@ -159,19 +159,20 @@ def test_to_converts_frozen_weights() -> None:
 # body and head
 
 
-def test_split_returns_body_and_head(net: nn.Module) -> None:
-    model = ft.wrap(net)
-    params = model.init(0)
-    body, head = model.split(params)
-    assert set(head) == {"head.weight", "head.bias"}
-    assert body | head == params and not body.keys() & head.keys()
-
-
-def test_head_of_features_equals_logits(net: nn.Module) -> None:
+def test_head_output_on_features_equals_logits(net: nn.Module) -> None:
     model, x = ft.wrap(net), normal(6, 4)
     params = perturb(model.init(0), 1)
-    out = F.linear(model.features(params, x), params["head.weight"], params["head.bias"])
-    torch.testing.assert_close(out, model.logits(params, x), rtol=CLOSE, atol=CLOSE)
+    _, head = model.split(params)
+    assert torch.equal(model.head_output(head, model.features(params, x)), model.logits(params, x))
+    assert model.head_size == (3, 5)
+
+
+def test_split_batch_norm_finds_layers_by_type() -> None:
+    module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Sequential(nn.BatchNorm1d(5)), nn.Linear(5, 3))
+    model = ft.wrap(module, head="3")
+    rest, norms = model.split(model.init(0), "batch_norm")
+    assert {name.rpartition(".")[0] for name in norms} == {"1", "2.0"} and len(norms) == 8
+    assert {name.rpartition(".")[0] for name in rest} == {"0", "3"}
 
 
 def test_features_with_layers_after_head_are_input_of_head() -> None:

@@ -205,9 +205,9 @@ def unsafe_operations(tree: ast.AST) -> Iterator[str]:
                 yield called
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=[str(path.relative_to(Path(ft.__file__).parent)) for path in SOURCES])
-def test_source_has_no_unsafe_operations(path: Path) -> None:
-    assert list(unsafe_operations(ast.parse(path.read_text()))) == []
+def test_source_has_no_unsafe_operations() -> None:
+    found = {path: list(unsafe_operations(ast.parse(path.read_text()))) for path in SOURCES}
+    assert len(found) > 100 and not {path: operations for path, operations in found.items() if operations}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections import OrderedDict
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,13 +11,15 @@ import torch
 from torch import nn
 
 import fedtailor as ft
-from conftest import METHOD_PARAMS, apply_mapped, same, tiny_federation
+from conftest import METHOD_PARAMS, TinyNet, all_same, apply_mapped, same, tiny_federation
 from fedtailor.core.trees import Tree, flatten, take
 from fedtailor.methods import METHODS
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.simulate import make_trainer
 from fedtailor.training.simulated_clients import SimulatedClients
 from fedtailor.training.trainer import Trainer
+from support.method_variants import ALL_METHODS
+from support.problem import make_normalized_net
 
 EACH_METHOD = pytest.mark.parametrize("name", METHODS)
 SOME_METHODS = pytest.mark.parametrize("name", METHOD_PARAMS)
@@ -24,9 +27,13 @@ SMALL_STEPS: dict[str, dict[str, Any]] = {  # fields for a small step size, wher
     "fedapm": {"lr": 0.02, "alpha": "one"},
     "lag": {"inner": ft.methods.FedAvg(lr=0.02)},
 }
-BOTH_SCHEDULES = pytest.mark.parametrize(
-    "schedule", [[[0, 1, 2, 3]] * 3, [[0, 3], [1, 2, 3], [3]]], ids=["full", "partial"]
-)
+SCHEDULE = [[0, 1, 2, 3], [0, 3], [1, 2, 3]]  # all clients, then some, then one that was absent
+# variants that learn from the first round on, so that three rounds reach all of their code
+ADAPTIVE: dict[str, ft.Method] = {
+    "selffl, augmented": ft.methods.SelfFL(augmented=True, minimum_steps=3, warmup=0, default_steps=3),
+    "selffl, clusters": ft.methods.SelfFL(clusters=(0, 0, 1, 1), warmup=0, default_steps=3),
+    "lag, pfedme": ft.methods.LAG(ft.methods.PFedMe(steps=2), layers="last"),
+}
 
 
 def make_simulation(
@@ -40,7 +47,7 @@ def make_simulation(
     return make_trainer(config, method, ft.wrap(net), fed)[0]
 
 
-def make_normalized_net() -> nn.Module:
+def make_digits_net() -> nn.Module:
     """Return a small network with batch normalization for the digits data set."""
     torch.manual_seed(0)
     layers = {"flat": nn.Flatten(), "fc": nn.Linear(64, 32), "norm": nn.BatchNorm1d(32), "bend": nn.ReLU()}
@@ -83,13 +90,12 @@ def test_server_hooks_do_not_modify_state(name: str, net: nn.Module) -> None:
     assert same(before, original)
 
 
-@EACH_METHOD
-@BOTH_SCHEDULES
-def test_vmap_over_clients_equals_sequential(name: str, schedule: list[list[int]], net: nn.Module) -> None:
+@pytest.mark.parametrize("method", (ALL_METHODS | ADAPTIVE).values(), ids=ALL_METHODS | ADAPTIVE)
+def test_vmap_over_clients_equals_sequential(method: ft.Method, net: nn.Module) -> None:
     """Sequential and vectorized execution agree to 1e-9, with clients of 9, 4, 7, and 1 samples and batches of 2."""
-    trainer = make_simulation(METHODS[name](), net)
-    simulated, method = trainer.clients, trainer.server.method
-    for number, clients in enumerate(schedule, start=1):
+    trainer = make_simulation(method, net)
+    simulated = trainer.clients
+    for number, clients in enumerate(SCHEDULE, start=1):
         for function in (simulated.update, method.personalize, method.evaluation_metrics):
             arguments = (function, number, clients, *inputs(trainer, clients, number))
             mapped = apply_mapped(simulated.shared, simulated.samples["train"], *arguments)
@@ -98,10 +104,7 @@ def test_vmap_over_clients_equals_sequential(name: str, schedule: list[list[int]
 
 
 @EACH_METHOD
-@BOTH_SCHEDULES
-def test_states_messages_and_uploads_keep_names_shapes_and_dtypes(
-    name: str, schedule: list[list[int]], net: nn.Module
-) -> None:
+def test_states_messages_and_uploads_keep_names_shapes_and_dtypes(name: str, net: nn.Module) -> None:
     trainer = make_simulation(METHODS[name](), net)
     uploads: dict[Any, Any] = {}  # whether it is round 1, and names in the message -> structure of the upload
 
@@ -112,7 +115,7 @@ def test_states_messages_and_uploads_keep_names_shapes_and_dtypes(
         return shapes({"server": trainer.server.state, "client": trainer.clients.states.get_one(0)})
 
     before, first = schema(), shapes(inputs(trainer, [0])[1])
-    for number, clients in enumerate(schedule, start=1):
+    for number, clients in enumerate(SCHEDULE, start=1):
         states, sent = inputs(trainer, clients[:1], number)
         upload = trainer.clients.engine.apply(trainer.clients.update, number, clients[:1], states, sent)["upload"]
         message = shapes(sent)
@@ -156,24 +159,26 @@ def test_client_without_participation_has_initial_model(name: str, net: nn.Modul
         assert same({name: never[name] for name in shared}, shared, tolerance=1e-12)
 
 
+@cache
+def final_models(name: str, batch_norm: bool) -> list[Tree]:
+    """Return the networks of all clients at both moments after three rounds with default fields."""
+    torch.manual_seed(0)
+    net = make_normalized_net() if batch_norm else TinyNet().double()
+    run = ft.simulate(METHODS[name](), net, tiny_federation(), rounds=3, batch_size=2, dtype=torch.float64)
+    models = [run.personal(client, moment) for client in range(4) for moment in ("received", "trained")]
+    return [{name: model[name] for name in net.state_dict() if name in model} for model in models]
+
+
+@pytest.mark.parametrize("other", ["local", "fedavg"])
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in ("local", "fedavg")])
-def test_method_differs_from_local_training_and_fedavg(name: str, net: nn.Module) -> None:
-    """Compared with default fields after three rounds; without batch normalization, FedBN equals FedAvg."""
-    if name == "fedbn":
-        net = nn.Sequential(OrderedDict(fc=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), head=nn.Linear(5, 3))).double()
-
-    def final_models(method: ft.Method) -> list[Tree]:
-        run = ft.simulate(method, net, tiny_federation(), rounds=3, batch_size=2, dtype=torch.float64)
-        models = [run.personal(client, moment) for client in range(4) for moment in ("received", "trained")]
-        return [{name: model[name] for name in net.state_dict()} for model in models]
-
-    models, *others = (final_models(METHODS[n]()) for n in (name, "local", "fedavg"))
-    for other in others:
-        assert not all(same(a, b, tolerance=1e-6) for a, b in zip(models, other, strict=True))
+def test_method_differs_from_local_training_and_fedavg(name: str, other: str) -> None:
+    """Without batch normalization, FedBN equals FedAvg."""
+    batch_norm = name == "fedbn"
+    assert not all_same(final_models(name, batch_norm), final_models(other, batch_norm), 1e-6)
 
 
 @SOME_METHODS
-@pytest.mark.parametrize("clients", [5, 1])
+@pytest.mark.parametrize("clients", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_method_reduces_training_loss(name: str, clients: int) -> None:
     """The training loss after a few rounds is clearly below its initial value, also with a single client."""
     fed = ft.load("digits", clients=clients, alpha=1.0, seed=3)
@@ -197,7 +202,7 @@ def test_method_reduces_training_loss(name: str, clients: int) -> None:
 )  # fmt: skip
 def test_extrapolation_keeps_running_variances_nonnegative(method: ft.Method) -> None:
     fed = ft.load("digits", clients=4, alpha=0.1, seed=1)
-    run = ft.simulate(method, make_normalized_net(), fed, rounds=5, batch_size=16, evaluate_every=5)
+    run = ft.simulate(method, make_digits_net(), fed, rounds=5, batch_size=16, evaluate_every=5)
     models = [run.personal(client, moment) for client in range(4) for moment in ("received", "trained")]
     variances = {n: leaf for n, leaf in flatten(run.server).items() if n.endswith("running_var")}
     for tree in (variances, *models):
@@ -209,7 +214,7 @@ def test_batch_norm_statistics_are_those_of_data(name: str) -> None:
     """A personal model has running statistics of real data, so its accuracy is above that of guessing."""
     fed = ft.load("digits", clients=3, partition="iid", seed=1)
     fields = SMALL_STEPS.get(name, {"lr": 0.02})
-    run = ft.simulate(METHODS[name](**fields), make_normalized_net(), fed, rounds=3, batch_size=16, evaluate_every=3)
+    run = ft.simulate(METHODS[name](**fields), make_digits_net(), fed, rounds=3, batch_size=16, evaluate_every=3)
     assert run.records[-1]["accuracy_trained"] > 0.5
     assert float(run.personal(0)["norm.running_var"].min()) >= 0
     assert not torch.equal(run.personal(0)["norm.running_mean"], torch.zeros(32))

@@ -20,7 +20,10 @@ from support.problem import Problem, Weights, features, head_outputs, make_probl
 
 PROBLEM = make_problem((9, 4, 7, 1))
 ROUNDS = [[0, 1, 2, 3], [0, 3], [1, 2]]
-QUICK: dict[str, Any] = {"per_class": 2, "steps": 2, "server_epochs": 2, "server_batch": 5, "projections": 4, "lr": 0.3}
+QUICK: dict[str, Any] = {
+    "per_class": 2, "steps": 2, "server_epochs": 2, "server_batch": 5, "projections": 4, "lr": 0.3, "gamma": 0.8,
+    "tau": 1.5, "noise": 0.02, "local_weight": 0.6, "server_weight": 0.3,
+}  # fmt: skip
 
 
 def draw_uniform(problem: Problem, t: int, k: int, salt: int, shape: tuple[int, ...]) -> Tensor:
@@ -134,7 +137,7 @@ class RecordingFedAF(FedAF):
         return {**super().receive(server, exchange), "uploads": exchange.received["samples"].values}
 
 
-def test_more_steps_bring_synthetic_features_closer_to_real_ones() -> None:
+def test_fedaf_more_steps_bring_synthetic_features_closer_to_real_ones() -> None:
     """Steps reduce ‖mean φ(real_c) − mean φ(S_c)‖²; with γ = 1, the network is the received one."""
     fields: dict[str, Any] = {"gamma": 1.0, "per_class": 3, "start": "noise", "lr": 1.0, "server_epochs": 1}
     w, own, gaps = PROBLEM.start, PROBLEM.fed.train[0], []
@@ -146,7 +149,7 @@ def test_more_steps_bring_synthetic_features_closer_to_real_ones() -> None:
     assert gaps[0] > 2 * gaps[1] > 4 * gaps[2]
 
 
-def test_server_with_unchanged_samples_equals_central_training() -> None:
+def test_fedaf_server_with_unchanged_samples_equals_central_training() -> None:
     """With one synthetic sample per real sample and almost no noise, samples do not change, and the SGD of the server
     equals that of one client with the data of all clients."""
     random = np.random.default_rng(3)
@@ -161,7 +164,7 @@ def test_server_with_unchanged_samples_equals_central_training() -> None:
     assert same(condensed.server["params"], central.server["params"], 1e-9)
 
 
-def test_sliced_distance_changes_samples_once_logits_are_known() -> None:
+def test_fedaf_sliced_distance_changes_samples_once_logits_are_known() -> None:
     """Public code computes the distance from values without gradient, so that it has no effect."""
     first, second = (
         [
@@ -174,7 +177,7 @@ def test_sliced_distance_changes_samples_once_logits_are_known() -> None:
     assert float((second[0] - second[1]).abs().max()) > 1e-4
 
 
-def test_real_samples_are_not_sent_unchanged() -> None:
+def test_fedaf_real_samples_are_not_sent_unchanged() -> None:
     """With one sample per class and almost no steps, the leak check would reject an unchanged sample."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=(3, 1, 4, 4)), np.arange(3)
@@ -186,7 +189,7 @@ def test_real_samples_are_not_sent_unchanged() -> None:
     assert run.records[0]["bytes_up"] > 0
 
 
-def test_class_without_reports_keeps_zero_logits() -> None:
+def test_fedaf_class_without_reports_keeps_zero_logits() -> None:
     """The mean logits of such a class stay zero, and no sample is pulled toward them."""
     fed = tiny_federation((6, 6))
     fed.y[fed.y == 2] = 0
@@ -196,7 +199,7 @@ def test_class_without_reports_keeps_zero_logits() -> None:
     assert all(bool(weight.isfinite().all()) for weight in run.server["params"].values())
 
 
-def test_server_updates_batch_norm_statistics() -> None:
+def test_fedaf_server_updates_batch_norm_statistics() -> None:
     """The running statistics are those of synthetic samples, because the server has no other data."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))

@@ -101,7 +101,7 @@ def test_fedapa_equals_literal_version(case: str, schedule: str) -> None:
         assert own["proxy_after"] == pytest.approx(reference.proxy_after[r], abs=1e-10)
 
 
-def test_row_without_positive_sum_keeps_previous_value() -> None:
+def test_fedapa_row_without_positive_sum_keeps_previous_value() -> None:
     """Rows that clipping sets to zero, and rows with a negative sum, keep their previous values."""
     for extra in ({}, {"clip": False, "weight_momentum": 0.5}):
         fields: dict[str, Any] = {"lr": 0.1, "weight_lr": 5.0, "self_adjust": False, "printed_sign": True} | extra
@@ -112,7 +112,7 @@ def test_row_without_positive_sum_keeps_previous_value() -> None:
 
 
 @each_variant
-def test_raw_step_equals_autograd_gradient(variant: Variant) -> None:
+def test_fedapa_raw_step_equals_autograd_gradient(variant: Variant) -> None:
     """The raw step follows the gradient of J_i with respect to the row, computed by autograd."""
     start = FULL[:2] if variant == "paper" else [*FULL[:1], [2]]
     code = variant == "code"  # sets the own weight before the row is used
@@ -144,7 +144,7 @@ def largest_eigenvalue_of_gram(params: Weights) -> float:
 
 @pytest.mark.parametrize("printed_sign", [False, True])
 @each_schedule
-def test_raw_steps_decrease_proxy(schedule: list[list[int]], printed_sign: bool) -> None:
+def test_fedapa_raw_steps_decrease_proxy(schedule: list[list[int]], printed_sign: bool) -> None:
     """J_i is quadratic in the row: each step below 2/λ_max decreases it, or increases it with the printed sign."""
     method = FedAPA(lr=0.1, weight_lr=0.02, printed_sign=printed_sign, clip=False, self_adjust=False, normalize=False)
     servers = [PROBLEM.run(method, schedule[:rounds]).server for rounds in range(1, len(schedule) + 1)]
@@ -160,14 +160,14 @@ def test_raw_steps_decrease_proxy(schedule: list[list[int]], printed_sign: bool)
 
 @each_variant
 @each_schedule
-def test_zero_weight_lr_equals_local_training(schedule: list[list[int]], variant: Variant) -> None:
+def test_fedapa_zero_weight_lr_equals_local_training(schedule: list[list[int]], variant: Variant) -> None:
     run = PROBLEM.run(FedAPA(lr=0.1, weight_lr=0.0, variant=variant), schedule)
     assert equals_local(PROBLEM, run, schedule, 0.1, 0.0)
     assert torch.equal(run.server["weights"], torch.eye(5, dtype=torch.float64))
 
 
 @each_variant
-def test_single_client_equals_local_training(variant: Variant) -> None:
+def test_fedapa_single_client_equals_local_training(variant: Variant) -> None:
     problem, schedule = make_problem((8,)), [[0]] * 4
     run = problem.run(FedAPA(lr=0.1, weight_lr=0.05, variant=variant), schedule)
     assert equals_local(problem, run, schedule, 0.1, 0.0)
@@ -175,7 +175,7 @@ def test_single_client_equals_local_training(variant: Variant) -> None:
         assert run.server["weights"].tolist() == [[1.0]]
 
 
-def test_identical_clients_equal_local_training() -> None:
+def test_fedapa_identical_clients_equal_local_training() -> None:
     """If all clients have the same samples in one batch, all bodies are equal, and any mixture equals each of them."""
     problem, schedule = make_identical_clients(4), [[0, 1, 2, 3]] * 4
     run = problem.run(FedAPA(lr=0.1, weight_lr=0.05), schedule)
@@ -185,7 +185,7 @@ def test_identical_clients_equal_local_training() -> None:
 
 
 @each_variant
-def test_unchanged_models_leave_weights_unchanged(variant: Variant) -> None:
+def test_fedapa_unchanged_models_leave_weights_unchanged(variant: Variant) -> None:
     """With a vanishing learning rate, uploads equal the initial model: gradients are 0, and all values are finite."""
     run = PROBLEM.run(FedAPA(lr=1e-300, weight_lr=1e3, variant=variant), PARTIAL)
     assert torch.equal(run.server["weights"], torch.eye(5, dtype=torch.float64))
@@ -194,7 +194,7 @@ def test_unchanged_models_leave_weights_unchanged(variant: Variant) -> None:
 
 
 @each_variant
-def test_client_without_participation_keeps_initial_state(variant: Variant) -> None:
+def test_fedapa_client_without_participation_keeps_initial_state(variant: Variant) -> None:
     schedule = [[0, 1, 2, 3], [0, 3], [1, 2, 3], [0, 2]]
     run = PROBLEM.run(FedAPA(lr=0.1, weight_lr=0.05, variant=variant), schedule)
     assert run.server["weights"][4].tolist() == [0, 0, 0, 0, 1 if variant == "paper" else 0]
@@ -204,7 +204,7 @@ def test_client_without_participation_keeps_initial_state(variant: Variant) -> N
 
 
 @pytest.mark.parametrize("weight_lr", [0.05, 1.0, 100.0])
-def test_rows_are_nonnegative_and_sum_to_one(weight_lr: float) -> None:
+def test_fedapa_rows_are_nonnegative_and_sum_to_one(weight_lr: float) -> None:
     """This holds after each round for any step size."""
     A = recorded_weights(PROBLEM.run(FedAPA(lr=0.1, weight_lr=weight_lr), PARTIAL))
     assert float(A.min()) >= 0
@@ -212,12 +212,12 @@ def test_rows_are_nonnegative_and_sum_to_one(weight_lr: float) -> None:
     assert float(A.diagonal(dim1=1, dim2=2).min()) < 0.999  # weights have changed
 
 
-def test_code_variant_momentum_changes_rows_of_absent_clients() -> None:
+def test_fedapa_code_variant_momentum_changes_rows_of_absent_clients() -> None:
     A = recorded_weights(PROBLEM.run(FedAPA(lr=0.1, weight_lr=0.05, variant="code"), PARTIAL))
     assert 3 not in PARTIAL[3] and not torch.equal(A[2][3], A[3][3])
 
 
-def test_code_variant_depends_on_order_of_clients() -> None:
+def test_fedapa_code_variant_depends_on_order_of_clients() -> None:
     """In the code variant, clients see bodies of the same round; in the paper's variant, they do not."""
     for variant, matters in (("paper", False), ("code", True)):
         fields: dict[str, Any] = {"lr": 0.1, "weight_lr": 0.05, "variant": variant}
@@ -229,7 +229,7 @@ def test_code_variant_depends_on_order_of_clients() -> None:
         assert all(near(body(other, i), reference.theta[i]) for i in range(PROBLEM.num_clients))
 
 
-def test_model_without_head_requires_share_all() -> None:
+def test_fedapa_model_without_head_requires_share_all() -> None:
     def simulate(share: Any) -> ft.Run:
         headless = ft.wrap(PROBLEM.net, head=None)
         return ft.simulate(FedAPA(lr=0.1, share=share), headless, PROBLEM.fed, schedule=[[0, 1]], batch_size=3)

@@ -109,7 +109,7 @@ def test_fedapm_equals_literal_version(name: str, participation: str) -> None:
 
 
 @pytest.mark.parametrize("participation", SCHEDULES)
-def test_each_case_gives_different_result(participation: str) -> None:
+def test_fedapm_each_case_gives_different_result(participation: str) -> None:
     """Each field has an effect, so the comparisons above cannot pass if a field is ignored."""
     ends = {name: flatten_shared(case(name, participation)[-1]) for name in CASES if "split" not in CASES[name]}
     for name, end in ends.items():
@@ -120,13 +120,13 @@ def test_each_case_gives_different_result(participation: str) -> None:
 
 @pytest.mark.parametrize("participation", SCHEDULES)
 @pytest.mark.parametrize("name", ["defaults", "alpha by size", "strong penalties", "absolute accuracy", "weight decay"])
-def test_some_clients_stop_early_and_some_do_not(name: str, participation: str) -> None:
+def test_fedapm_some_clients_stop_early_and_some_do_not(name: str, participation: str) -> None:
     """This concerns the literal version; otherwise, the cases would not test early stopping."""
     epochs_made = [epochs for after in case(name, participation)[1:] for epochs in after.epochs.values()]
     assert min(epochs_made) < 3 and max(epochs_made) > 0 and len(set(epochs_made)) > 1
 
 
-def test_printed_loss_omits_alpha_in_personal_step() -> None:
+def test_fedapm_printed_loss_omits_alpha_in_personal_step() -> None:
     """Equation 9: in round 1, the personal step equals that with α_i = 1."""
     all_clients = [[0, 1, 2, 3, 4]]
     printed = PROBLEM.run(make_fedapm(lr=0.2, printed_loss=True), all_clients)
@@ -139,7 +139,7 @@ def test_printed_loss_omits_alpha_in_personal_step() -> None:
         assert not same(printed.client(i)["personal"], ours.client(i)["personal"], 1e-6)
 
 
-def test_accuracy_is_unknown_before_first_participation() -> None:
+def test_fedapm_accuracy_is_unknown_before_first_participation() -> None:
     run = PROBLEM.run(make_fedapm(lr=1.0), [[0, 1]])
     assert [float(run.client(i)["accuracy"]) > 0 for i in range(5)] == [True, True, False, False, False]
     assert all(float(run.client(i)["accuracy"]) == -1 for i in (2, 3, 4))
@@ -218,7 +218,7 @@ def assert_same_models(a: ft.Run, b: ft.Run) -> None:
 
 
 @pytest.mark.parametrize(("kind", "order", "epochs"), [(FedAlt, "alternate", (2, 2)), (FedSim, "together", 2)])
-def test_reduced_fedapm_with_partial_participation_averages_stored_copies(kind: Any, order: str, epochs: Any) -> None:
+def test_fedapm_reduced_with_partial_participation_averages_stored_copies(kind: Any, order: str, epochs: Any) -> None:
     run = PROBLEM.run(make_fedapm(**REDUCED | {"order": order}), PARTIAL)
     fresh, stale = (
         literal.partial_personalization(PROBLEM, PARTIAL, layers=["head"], lr=0.2, weights=weights, epochs=epochs)
@@ -231,7 +231,7 @@ def test_reduced_fedapm_with_partial_participation_averages_stored_copies(kind: 
 @pytest.mark.parametrize(
     "fields", [{"lr": 1.0}, {"lr": 0.8, "rho": 0.3, "accuracy_start": 0}, {"lr": 1.0, "start": "received"}]
 )
-def test_duals_and_penalty_gradients_sum_to_zero(fields: dict[str, Any]) -> None:
+def test_fedapm_duals_and_penalty_gradients_sum_to_zero(fields: dict[str, Any]) -> None:
     """Σ_i [π_i + ρ(u_i − u)] = 0 after each round, although neither sum is 0; this follows from Eq. 8."""
     rho, simulated = fields.get("rho", 0.01), PROBLEM.trainer(make_fedapm(**fields), PARTIAL)
     for number, participants in enumerate(PARTIAL, start=1):
@@ -244,7 +244,7 @@ def test_duals_and_penalty_gradients_sum_to_zero(fields: dict[str, Any]) -> None
             assert float(duals.abs().max()) > 1e-6
 
 
-def test_single_client_and_identical_clients_equal_literal_version() -> None:
+def test_fedapm_single_client_and_identical_clients_equal_literal_version() -> None:
     """With one client, z = u: its dual variable compensates its distance to the shared part."""
     for problem in (make_problem((7,)), make_identical_clients(3)):
         schedule = [list(range(problem.num_clients))] * 4
@@ -257,7 +257,7 @@ def test_single_client_and_identical_clients_equal_literal_version() -> None:
 # 3. method metrics
 
 
-def test_drift_is_recorded_in_rounds_without_evaluation() -> None:
+def test_fedapm_drift_is_recorded_in_rounds_without_evaluation() -> None:
     method, settings = make_fedapm(lr=1.0), {"batch_size": 3, "dtype": torch.float64, "schedule": PARTIAL}
     every = PROBLEM.run(method, PARTIAL)
     sparse = ft.simulate(method, PROBLEM.net, PROBLEM.fed, evaluate_every=3, **settings)  # type: ignore[arg-type]
@@ -269,7 +269,7 @@ def test_drift_is_recorded_in_rounds_without_evaluation() -> None:
         assert not evaluated or record["method_metrics"] == same_round["method_metrics"]
 
 
-def test_method_metrics_sum_over_evaluated_clients() -> None:
+def test_fedapm_method_metrics_sum_over_evaluated_clients() -> None:
     fields = CASES["strong penalties"]
     run = ft.simulate(
         make_fedapm(**fields), PROBLEM.net, PROBLEM.fed, evaluate="participants", batch_size=3, dtype=torch.float64,
@@ -429,7 +429,7 @@ def test_lyapunov_value_increases_outside_lemma(sigma_over_rho: float, change: d
 
 
 @pytest.mark.parametrize("kind", [FedAPM, FedAlt, FedSim])
-def test_model_parts_define_named_splits(kind: Any) -> None:
+def test_fedapm_model_parts_define_named_splits(kind: Any) -> None:
     own = ft.wrap(PROBLEM.net, parts={"split_input": ["fc2"], "output": ["fc2", "head"]})
     for name, layers in (("split_input", ["fc2"]), ("output", ["fc2", "head"])):
         named = ft.simulate(kind(lr=0.5, split=name), own, PROBLEM.fed, rounds=2, dtype=torch.float64)
@@ -438,7 +438,7 @@ def test_model_parts_define_named_splits(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [FedAPM, FedAlt, FedSim])
-def test_cnn_output_split_contains_both_linear_layers(kind: Any) -> None:
+def test_fedapm_cnn_output_split_contains_both_linear_layers(kind: Any) -> None:
     x, y = torch.rand(6, 1, 4, 4), torch.arange(6) % 3
     fed = ft.Federation.from_arrays([(x, y, x, y)] * 2)
     run = ft.simulate(kind(lr=0.1), ft.network("cnn", fed), fed, rounds=1)

@@ -221,7 +221,7 @@ def test_pfedhn_turns_depend_on_order_of_clients() -> None:
         assert same(one, other, 1e-12) != turns
 
 
-def test_momentum_and_weight_decay_change_embeddings_of_absent_clients() -> None:
+def test_pfedhn_momentum_and_weight_decay_change_embeddings_of_absent_clients() -> None:
     """PyTorch's optimizer treats embedding tables in the same way; without both, only participants change."""
     for changed, moves in (({}, True), ({"hyper_momentum": 0.0, "hyper_weight_decay": 0.0}, False)):
         (_, _, _), (before, after, _) = exchanges(PFedHN(**HYPER | changed), [[0, 1, 2, 3], [0, 1]])
@@ -421,7 +421,7 @@ def test_pfedla_step_decreases_proxy_and_printed_sign_increases_it(normalize: An
             assert bool((now > then).all() if printed else (now < then).all())
 
 
-def test_retained_layers_have_largest_own_weight_and_are_not_sent() -> None:
+def test_pfedla_retained_layers_have_largest_own_weight_and_are_not_sent() -> None:
     sizes = {layer: sum(w.numel() for n, w in PROBLEM.start.items() if n.split(".")[0] == layer) for layer in LAYERS}
     method = PFedLA(**MIXED, retained=1)
     run, chosen = PROBLEM.run(method, SCHEDULE), set()
@@ -449,7 +449,7 @@ def test_pfedla_mixes_running_statistics_with_their_layer() -> None:
         assert torch.allclose(run.personal(1, "received")[name], expected, atol=1e-12)
 
 
-def test_retained_layers_do_not_depend_on_order_of_names() -> None:
+def test_pfedla_retained_layers_do_not_depend_on_order_of_names() -> None:
     """In a resumed run, the server state may have another order of layers, and own weights may be equal."""
     method = PFedLA(**MIXED, retained=1)
     server = make_simulation(method).server.initial_state

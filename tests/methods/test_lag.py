@@ -176,7 +176,7 @@ def test_lag_in_limiting_case_equals_inner_method(limit: str, name: str) -> None
     assert not lag.server["personal"].any()
 
 
-def test_fixed_layers_need_no_pairs() -> None:
+def test_lag_fixed_layers_need_no_pairs() -> None:
     """In rounds of one client, the last layer is personal, too."""
     run = PROBLEM.run(FedLAG(lr=0.2, layers="last", personal_layers=1), [[0], [1], [2], [0]])
     assert run.server["personal"].tolist() == [False, False, True]
@@ -246,7 +246,7 @@ FAN: Vectors = [(1.0, 0.0), (0.6, 0.8), (-0.28, 0.96)]  # cosines 0.6, −0.28, 
         (-1.0, [0, 0, 0], [0, 0, 0], [0, 0, 0]),
     ],
 )
-def test_layers_with_most_conflicts_are_chosen(
+def test_lag_layers_with_most_conflicts_are_chosen(
     threshold: float, conflicts: list[int], one: list[int], two: list[int]
 ) -> None:
     changes = {FC1: ALIGNED, FC2: OPPOSED, HEAD: STAR}
@@ -254,7 +254,7 @@ def test_layers_with_most_conflicts_are_chosen(
     assert choose(FedLAG(lr=0.1, threshold=threshold), changes) == (conflicts, two)  # by default, two of three layers
 
 
-def test_equal_scores_prefer_lower_mean_cosine_then_later_layer() -> None:
+def test_lag_equal_scores_prefer_lower_mean_cosine_then_later_layer() -> None:
     one = FedLAG(lr=0.1, personal_layers=1, threshold=0.1)
     assert choose(one, {FC1: STAR, FC2: OPPOSED, HEAD: ALIGNED}) == ([3, 3, 0], [1, 0, 0])  # −1/2 compared with −1/3
     assert choose(one, {FC1: OPPOSED, FC2: OPPOSED, HEAD: OPPOSED}) == ([3, 3, 3], [0, 0, 1])
@@ -262,14 +262,14 @@ def test_equal_scores_prefer_lower_mean_cosine_then_later_layer() -> None:
     assert choose(two, {FC1: OPPOSED, FC2: OPPOSED, HEAD: OPPOSED}) == ([3, 3, 3], [0, 1, 1])
 
 
-def test_client_without_change_has_no_conflicts() -> None:
+def test_lag_client_without_change_has_no_conflicts() -> None:
     """This holds for any threshold."""
     one_unchanged: Vectors = [(1.0, 0.0), (0.0, 0.0), (0.5, 0.75**0.5)]
     assert choose(FedLAG(lr=0.1, threshold=0.9), {FC1: one_unchanged, FC2: ALIGNED}) == ([1, 0, 0], [1, 0, 0])
     assert choose(FedLAG(lr=0.1, threshold=1.0), {FC1: [(0.0, 0.0)] * 3}) == ([0, 0, 0], [0, 0, 0])
 
 
-def test_mean_cosine_counts_undefined_pairs_as_zero() -> None:
+def test_lag_mean_cosine_counts_undefined_pairs_as_zero() -> None:
     one_unchanged: Vectors = [
         (1.0, 0.0),
         (0.0, 0.0),
@@ -279,14 +279,14 @@ def test_mean_cosine_counts_undefined_pairs_as_zero() -> None:
     assert choose(method, {FC1: one_unchanged, FC2: FAN}) == ([1, 1, 0], [1, 0, 0])  # 1/6 is below FAN's 0.31
 
 
-def test_conflict_uses_weight_and_bias_of_layer() -> None:
+def test_lag_conflict_uses_weight_and_bias_of_layer() -> None:
     method = FedLAG(lr=0.1)
     for size, conflicts in ((1.0, 0), (9.0, 1)):  # cosines (9 − 1) / 10 and (9 − 81) / 90
         changes: dict[str, Vectors] = {FC1: [(3.0,), (3.0,)], "fc1.bias": [(size,), (-size,)]}
         assert choose(method, changes) == ([conflicts, 0, 0], [conflicts, 0, 0])
 
 
-def test_opposite_changes_are_not_below_threshold_of_minus_one() -> None:
+def test_lag_opposite_changes_are_not_below_threshold_of_minus_one() -> None:
     """Rounding errors do not move a cosine out of [−1, 1]."""
     random = np.random.default_rng(0)
     for _ in range(50):
@@ -299,7 +299,7 @@ def test_opposite_changes_are_not_below_threshold_of_minus_one() -> None:
 
 
 @EACH_INNER
-def test_mean_gain_term_is_never_positive(name: str) -> None:
+def test_lag_mean_gain_term_is_never_positive(name: str) -> None:
     """Lemma 5.1 holds for the mean over clients, not for each client."""
     run = PROBLEM.run(LAG(INNER[name][0], threshold=0.5), PARTIAL)
     means = []
@@ -345,7 +345,7 @@ def test_lag_with_zero_changes_gives_finite_results(which: Any, inner: ft.Method
     assert same(run.personal(0, "received"), PROBLEM.start, 1e-12)
 
 
-def test_client_without_participation_keeps_initial_personal_layers() -> None:
+def test_lag_client_without_participation_keeps_initial_personal_layers() -> None:
     problem, method = PROBLEM, LAG(Scaffold(), threshold=0.9)
     run = problem.run(method, [[0, 1, 2], [0, 2, 4], [1, 2, 4]])
     assert_finite(run)
@@ -358,7 +358,7 @@ def test_client_without_participation_keeps_initial_personal_layers() -> None:
             assert torch.equal(run.personal(3, "received")[parameter], weight)
 
 
-def test_normalization_layers_are_never_personal() -> None:
+def test_lag_normalization_layers_are_never_personal() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(
         OrderedDict(fc=nn.Linear(4, 6), batch=nn.BatchNorm1d(6), group=nn.GroupNorm(2, 6), head=nn.Linear(6, 3))
@@ -374,7 +374,7 @@ def test_normalization_layers_are_never_personal() -> None:
         assert torch.equal(first[name], second[name]) != own
 
 
-def test_model_with_one_layer_has_no_personal_layers() -> None:
+def test_lag_model_with_one_layer_has_no_personal_layers() -> None:
     torch.manual_seed(0)
     net, fed = ft.wrap(nn.Sequential(nn.Linear(4, 3)).double(), head="0"), tiny_federation()
     settings: dict[str, Any] = {"schedule": [[0, 1, 2, 3]] * 2, "dtype": torch.float64}

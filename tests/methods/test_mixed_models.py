@@ -177,12 +177,11 @@ def test_fedfomo_sends_best_models_and_explores_less_over_rounds() -> None:
     assert set(choices(FedFomo(models=2, explore=0.0), P, [4])[0].tolist()) == {3, 5}
     counts = torch.bincount(choices(FedFomo(models=2, explore=1.0, explore_decay=0.0), P, range(1, 301)).flatten())
     assert counts[0] == 0 and float((counts[1:] / 600 - 0.2).abs().max()) < 0.05
-    default = choices(FedFomo(models=1), P, range(1, 8))
-    assert default[6] == 3  # ε = 0.3 − 6 · 0.05 = 0
-    first = torch.cat([
-        FedFomo(models=1)._choose({"affinity": P, "seed": torch.tensor(s)}, [0], 1)[0] for s in range(400)
-    ])  # fmt: skip
-    assert abs(float((first != 3).double().mean()) - 0.3 * 0.8) < 0.06  # a random model may be the best
+    decaying = FedFomo(models=1, explore=1.0, explore_decay=0.5)
+    for round, share in ((1, 1.0), (2, 0.5), (3, 0.0)):
+        servers = [{"affinity": P, "seed": torch.tensor(seed)} for seed in range(400)]
+        first = torch.cat([decaying._choose(server, [0], round)[0] for server in servers])
+        assert abs(float((first != 3).double().mean()) - share * 0.8) < 0.06  # a random model may be the best
     ties = choices(FedFomo(models=1, explore=0.0), torch.eye(6), range(1, 301)).flatten()
     assert len(set(ties.tolist())) == 5  # ties are broken at random
     assert torch.equal(choices(FedFomo(), P, [1, 2]), choices(FedFomo(), P, [1, 2]))

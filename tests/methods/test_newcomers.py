@@ -1,6 +1,5 @@
 """Clients that join late: states grow, other clients are not affected, and newcomers start as documented."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,35 +13,20 @@ from conftest import error_message, same, tiny_federation
 from fedtailor import methods as m
 from fedtailor.core.batch import SharedContext
 from fedtailor.core.method import Exchange, Method, Setup
-from fedtailor.core.trees import Rows, Tree, flatten, grow, stack, take
+from fedtailor.core.trees import Rows, Tree, flatten, stack, take
 from fedtailor.methods import METHODS
 from fedtailor.methods.catalog import as_markdown, catalog
 from fedtailor.training.channel.payload import mask_absent_rows
 from fedtailor.training.client_failures import check_finite
 from fedtailor.training.engines.sequential import Sequential
 from fedtailor.training.sample_index import SampleIndex
+from support.method_variants import ALL_METHODS, VARIANTS
+from support.problem import Weights, make_normalized_net, select_names
+from support.problem import average as weighted_average
 
 SIZES = (6, 3, 5, 4, 2)  # three initial clients and two newcomers
 FED = tiny_federation(SIZES)
 ROUNDS = 6
-VARIANTS: dict[str, Method] = {
-    "fedapa, all shared": m.FedAPA(share="all"),
-    "fedapa, code": m.FedAPA(variant="code"),
-    "heurfedamp": m.FedAMP(attention="cosine"),
-    "apple, one core": m.APPLE(limit=1),
-    "apple, two cores": m.APPLE(limit=2),
-    "heurpfedla": m.PFedLA(retained=1),
-    "pfedla, softmax": m.PFedLA(normalize="softmax"),
-    "pfedhn-pc": m.PFedHN(local_head=True),
-    "pfedhn, turns": m.PFedHN(turns=True),
-    "gpfl, own contexts": m.GPFL(contexts="own"),
-    "fedfomo, one model": m.FedFomo(models=1),
-    "fedadmm, code": m.FedADMM(variant="code"),
-    "selffl, augmented": m.SelfFL(augmented=True, minimum_steps=3),
-    "lag, scaffold": m.LAG(m.Scaffold(), layers="last"),
-    "lag, ditto": m.LAG(m.Ditto(), layers="last"),
-}
-ALL_METHODS = {name: kind() for name, kind in METHODS.items()} | VARIANTS
 EACH_METHOD = pytest.mark.parametrize(
     "name", [*METHODS, *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS)]
 )
@@ -135,86 +119,16 @@ class GrowingFederation:
         return [self.uploads[client][part] for client in clients]
 
 
-def average(trees: Sequence[dict[str, Tensor]], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
-    """Return a weighted mean, computed directly."""
-    shares = weights or [1.0] * len(trees)
-    return {
-        name: sum((share * tree[name] for share, tree in zip(shares, trees, strict=True)), torch.zeros(()))
-        / sum(shares)
-        for name in trees[0]
-    }
+def average(trees: Sequence[Weights], weights: Sequence[float] | None = None) -> Weights:
+    return weighted_average(trees, weights or [1.0] * len(trees))
 
 
 def shapes(tree: Tree) -> dict[str, Any]:
     return {path: (leaf.shape, leaf.dtype) for path, leaf in flatten(tree).items()}
 
 
-def select_names(tree: Tree, names: Any) -> Tree:
-    return {name: tree[name] for name in names}
-
-
-def initial_body(federation: GrowingFederation) -> Tree:
-    return federation.model.split(federation.start)[0]
-
-
 def initial_head(federation: GrowingFederation) -> Tree:
     return federation.model.split(federation.start)[1]
-
-
-def make_normalized_net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(OrderedDict(fc=nn.Linear(4, 5), norm=nn.BatchNorm1d(5), head=nn.Linear(5, 3))).double()
-
-
-# growing trees
-
-
-def test_grow_keeps_old_entries_and_adds_new_ones() -> None:
-    old = {"a": {"m": torch.tensor([[1, 2], [3, 4]])}, "n": torch.tensor(5.0)}
-    fresh = {"n": torch.tensor(0.0), "a": {"m": torch.arange(9).reshape(3, 3) * 10}}
-    found = grow(old, fresh)
-    assert found["a"]["m"].tolist() == [[1, 2, 20], [3, 4, 50], [60, 70, 80]]
-    assert found["n"] is old["n"] and list(found) == ["a", "n"]
-
-
-def test_grow_returns_new_memory() -> None:
-    old, row = torch.tensor([[1.0, 2.0]]), torch.tensor([7.0, 8.0])
-    found = grow({"a": old}, {"a": row.expand(3, 2)})["a"]
-    assert found.tolist() == [[1.0, 2.0], [7.0, 8.0], [7.0, 8.0]]
-    found += 1
-    assert old.tolist() == [[1.0, 2.0]] and row.tolist() == [7.0, 8.0]
-
-
-def test_grow_preserves_bits() -> None:
-    old = torch.tensor([0.1, -0.0, float("nan"), 5e-324], dtype=torch.float64)
-    found = grow({"a": old}, {"a": torch.zeros(6, dtype=torch.float64)})["a"]
-    assert torch.equal(found[:4].view(torch.int64), old.view(torch.int64))
-
-
-def test_grow_supports_rows() -> None:
-    old = Rows(torch.tensor([[1.0]]), torch.tensor([True]))
-    found = grow({"r": old}, {"r": Rows(torch.zeros(2, 1), torch.tensor([False, False]))})["r"]
-    assert found.values.tolist() == [[1.0], [0.0]] and found.present.tolist() == [True, False]
-
-
-ONE = torch.ones(2, 2)
-
-
-@pytest.mark.parametrize(
-    ("old", "fresh", "path"),
-    [
-        pytest.param({"a": ONE}, {"a": torch.ones(3, 1)}, "'a' has the shape (2, 2)", id="smaller"),
-        pytest.param({"a": ONE}, {"a": torch.ones(2, 2, 1)}, "'a' has the shape (2, 2)", id="another axis"),
-        pytest.param({"t": {"a": ONE}}, {"t": {"b": ONE}}, "'t/a'", id="another name"),
-        pytest.param({"a": ONE, "b": ONE}, {"a": ONE}, "'b'", id="missing name"),
-        pytest.param({"a": ONE}, {"a": ONE, "b": ONE}, "'b'", id="additional name"),
-        pytest.param({"t": {"a": ONE}}, {"t": {"a": ONE.double()}}, "'t/a'", id="another dtype"),
-        pytest.param({"a": ONE}, {"a": {"b": ONE}}, "'a'", id="tree instead of tensor"),
-        pytest.param({"a": ONE}, {"a": Rows(ONE, ONE[0] > 0)}, "'a'", id="rows instead of tensor"),
-    ],
-)
-def test_grow_with_incompatible_trees_raises(old: Tree, fresh: Tree, path: str) -> None:
-    assert path in error_message(lambda: grow(old, fresh))
 
 
 # all methods

@@ -74,7 +74,7 @@ def test_perfedavg_equals_literal_algorithm(hessian: Any, weights: Any) -> None:
         assert same(run.personal(i, "trained"), last[i], 1e-10)
 
 
-def test_hessian_difference_approximates_exact_gradient() -> None:
+def test_perfedavg_hessian_difference_approximates_exact_gradient() -> None:
     """For a client with one sample, D = D′ = D″, and the step follows the exact gradient of f(w − α ∇f(w))."""
     problem = make_problem((1,), batch_size=1)
     run = problem.run(PerFedAvg(lr=BETA, inner_lr=ALPHA, epochs=1, hessian="difference", delta=1e-4), [[0]])
@@ -100,12 +100,12 @@ def test_perfedavg_without_adaptation_equals_fedavg(hessian: Any) -> None:
     assert same(meta.personal(1, "received"), avg.personal(1, "received"), 1e-12)
 
 
-def test_default_inner_lr_has_effect() -> None:
+def test_perfedavg_default_inner_lr_has_effect() -> None:
     run, none = (PROBLEM.run(method, ROUNDS) for method in (PerFedAvg(), PerFedAvg(inner_lr=0.0)))
     assert not same(run.server, none.server, 1e-5)
 
 
-def test_adaptation_does_not_use_test_data_or_change_server() -> None:
+def test_perfedavg_adaptation_does_not_use_test_data_or_change_server() -> None:
     """Public code adapts to batches of the test set."""
     test_samples = torch.cat(list(PROBLEM.fed.test))
     other = make_problem()

@@ -139,7 +139,7 @@ def test_literal_version_adapts_steps(case: str, schedule: str) -> None:
     assert {ell for steps in adapted for ell in steps} - {1, expected.max_steps}
 
 
-def test_each_case_gives_different_result() -> None:
+def test_selffl_each_case_gives_different_result() -> None:
     """Literal models differ between any two cases; otherwise, the test above would not test all fields."""
     for case, other in combinations(CASES, 2):
         pairs = zip(literal(case, "partial").clients, literal(other, "partial").clients, strict=True)
@@ -197,7 +197,7 @@ def test_equation_19_as_printed_differs_from_variance(seed: int) -> None:
 
 
 @pytest.mark.parametrize("forgetting", [0.1, 0.3, 0.9])
-def test_forgetting_gives_weighted_variance(forgetting: float) -> None:
+def test_selffl_forgetting_gives_weighted_variance(forgetting: float) -> None:
     """The running variance equals the two-pass variance with the weights g_i Π_{j>i} (1 − g_j)."""
     xs = random_trees(30, 0)
     gains = [max(1 / t, forgetting) for t in range(1, 31)]
@@ -298,7 +298,7 @@ def max_abs(x: Tensor) -> float:
 
 @SETTINGS
 @SEEDS
-def test_one_round_reaches_optimum(setting: tuple[float, int], seed: int) -> None:
+def test_selffl_one_round_reaches_optimum(setting: tuple[float, int], seed: int) -> None:
     """Eq. 10 at θ^(G) and θ^(L) is the start of Eq. 7 (Eq. 9), and the steps of Eq. 8 lead from there to Eq. 3."""
     gaussian = Gaussian(setting, seed)
     starts = gaussian.starts(gaussian.mean(gaussian.local), gaussian.local)
@@ -312,7 +312,9 @@ def test_one_round_reaches_optimum(setting: tuple[float, int], seed: int) -> Non
 
 @SETTINGS
 @SEEDS
-def test_gradient_descent_on_mean_loss_requires_rate_divided_by_samples(setting: tuple[float, int], seed: int) -> None:
+def test_selffl_gradient_descent_on_mean_loss_requires_rate_divided_by_samples(
+    setting: tuple[float, int], seed: int
+) -> None:
     """The mean loss of N samples with variance v² = Nσ² has the gradient (θ − z)/v².
 
     With η/N instead of η, θ^(FL) is between the iterates before and after ℓ steps; with η, it is far from them.
@@ -333,7 +335,7 @@ def test_gradient_descent_on_mean_loss_requires_rate_divided_by_samples(setting:
 
 @SETTINGS
 @SEEDS
-def test_iteration_satisfies_corrected_bound(setting: tuple[float, int], seed: int) -> None:
+def test_selffl_iteration_satisfies_corrected_bound(setting: tuple[float, int], seed: int) -> None:
     """|ζ_m^t| ≤ a_m (max_k |ζ_k^{t−1}| + |D|/(1−v_m) + v_m |θ_m^(FL) − θ_m^(L)|/(1−v_m)) with D of Eq. 38.
 
     The bound is tight: some client reaches 90 % of it, and without D and v_m it would be violated.
@@ -381,14 +383,14 @@ def test_client_weight_is_inverse_of_bounded_sum() -> None:
         {"clusters": (0,) * 5},
     ],
 )
-def test_smallest_valid_fields_are_accepted(fields: dict[str, Any]) -> None:
+def test_selffl_smallest_valid_fields_are_accepted(fields: dict[str, Any]) -> None:
     assert_finite(PROBLEM.run(SelfFL(**FIELDS | fields), FULL))
 
 
 # edge cases
 
 
-def test_single_client_takes_max_steps() -> None:
+def test_selffl_single_client_takes_max_steps() -> None:
     """Without other clients, Eq. 8 gives the maximum number of steps."""
     run, expected = both(make_problem((7,)), [[0]] * 6, warmup=1)
     check(run, expected)
@@ -398,7 +400,7 @@ def test_single_client_takes_max_steps() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"warmup": 0}, {"augmented": True, "minimum_steps": 5}, {"clusters": CLUSTERS}])
-def test_one_participant_per_round_keeps_between_variance_zero(fields: dict[str, Any]) -> None:
+def test_selffl_one_participant_per_round_keeps_between_variance_zero(fields: dict[str, Any]) -> None:
     """σ_0² stays 0, because it requires two participants."""
     run, expected = both(PROBLEM, [[0], [1], [2], [3], [4]] * 4, **fields)
     check(run, expected)
@@ -407,7 +409,7 @@ def test_one_participant_per_round_keeps_between_variance_zero(fields: dict[str,
 
 
 @pytest.mark.parametrize("case", ["defaults", "clusters", "clusters_no_weights", "augmented"])
-def test_client_without_participation_keeps_initial_state(case: str) -> None:
+def test_selffl_client_without_participation_keeps_initial_state(case: str) -> None:
     run, expected = both(PROBLEM, [[0, 1, 2], [1, 3], [0, 2, 3], [0, 1]] * 3, **CASES[case])
     check(run, expected)
     assert_finite(run)
@@ -418,7 +420,7 @@ def test_client_without_participation_keeps_initial_state(case: str) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"augmented": True, "minimum_steps": 5}, {"clusters": (0, 1, 1)}])
-def test_identical_clients_have_equal_models(fields: dict[str, Any]) -> None:
+def test_selffl_identical_clients_have_equal_models(fields: dict[str, Any]) -> None:
     """With the same data and full batches, all uploads of a round are equal."""
     run, expected = both(make_identical_clients(3, 5), [[0, 1, 2]] * 6, **fields)
     check(run, expected)
@@ -429,6 +431,6 @@ def test_identical_clients_have_equal_models(fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("lr", [1e-8, 1e-30])
 @pytest.mark.parametrize("case", ["no_warmup", "mean", "augmented", "clusters"])
-def test_tiny_learning_rates_give_finite_results(case: str, lr: float) -> None:
+def test_selffl_tiny_learning_rates_give_finite_results(case: str, lr: float) -> None:
     """Variances are small or zero."""
     assert_finite(PROBLEM.run(SelfFL(**FIELDS | CASES[case] | {"lr": lr, "default_steps": 3}), PARTIAL))

@@ -1,11 +1,11 @@
-"""Class counts, class means, the head as a separate function, and the MMD between two sets of features."""
+"""Mathematics that several methods share: class counts, class means, and the MMD between two sets of features."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import TinyNet, error_message, same, tiny_federation
+from conftest import same, tiny_federation
 from fedtailor.core.trees import Tree
 from fedtailor.methods._shared.class_statistics import class_counts
 from fedtailor.methods._shared.mmd import squared_mmd
@@ -29,31 +29,6 @@ def test_class_counts_and_prototypes_equal_direct_computation(net: nn.Module) ->
             assert bool(found["means"].present[client, number]) == bool((y == number).any())
             if (y == number).any():
                 assert torch.allclose(found["means"].values[client, number], features[y == number].mean(0), atol=1e-12)
-
-
-def test_head_output_on_features_equals_whole_model(net: nn.Module) -> None:
-    model, params, x = ft.wrap(net), params_of(net), torch.randn(6, 4, dtype=torch.float64)
-    _, head = model.split(params)
-    assert torch.equal(model.head_output(head, model.features(params, x)), model.logits(params, x))
-    assert model.head_size == (3, 5)
-
-
-def test_head_size_without_linear_classifier_raises() -> None:
-    class Deep(TinyNet):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Sequential(nn.Linear(5, 3))  # type: ignore[assignment]
-
-    assert "classification" in error_message(lambda: ft.wrap(Deep()).head_size)
-    assert "classification" in error_message(lambda: ft.wrap(TinyNet(), loss="regression").head_size)
-
-
-def test_split_batch_norm_finds_layers_by_type() -> None:
-    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Sequential(nn.BatchNorm1d(5)), nn.Linear(5, 3))
-    model = ft.wrap(net, head="3")
-    rest, norms = model.split(model.init(0), "batch_norm")
-    assert {name.rpartition(".")[0] for name in norms} == {"1", "2.0"} and len(norms) == 8
-    assert {name.rpartition(".")[0] for name in rest} == {"0", "3"}
 
 
 @pytest.mark.parametrize("bandwidths", [[1.0], [0.5, 20.0]])

@@ -180,9 +180,10 @@ def fisher(problem: Problem, w: Weights, i: int) -> float:
     )
 
 
-def test_fedas_equals_literal_version() -> None:
+@pytest.mark.parametrize("weighting", ["fisher", "size", "uniform"])
+def test_fedas_equals_literal_version(weighting: Any) -> None:
     problem = make_problem()
-    run = problem.run(FedAS(align_lr=0.5), SCHEDULE)
+    run = problem.run(FedAS(align_lr=0.5, weights=weighting), SCHEDULE)
     body = select_names(problem.start, BODY)
     own = [problem.start] * 5
     for t, clients in enumerate(SCHEDULE, start=1):
@@ -190,7 +191,8 @@ def test_fedas_equals_literal_version() -> None:
         for i in clients:
             aligned = align(problem, body, own[i], 0.5, t, i)
             own[i] = problem.sgd({**aligned, **select_names(own[i], HEAD)}, t, i, epochs=2)
-            weights.append(fisher(problem, own[i], i))
+            information = fisher(problem, own[i], i)
+            weights.append({"fisher": information, "size": problem.sizes[i], "uniform": 1}[weighting])
         body = average([select_names(own[i], BODY) for i in clients], weights)
     assert same(run.server["params"], body, 1e-10)
     assert all_same(models(run, "received"), own, 1e-10) and all_same(models(run), own, 1e-10)
