@@ -22,6 +22,7 @@ class Settings:
     steps: PositiveInt | None = None
     kind: Literal["a", "b"] = "a"
     flag: bool = False
+    bias: float = 0.0
     size: int | Literal["all"] = "all"
     path: str | Path = "x"
 
@@ -55,6 +56,7 @@ class Declared(ft.LocalTraining):
     [
         (lambda: Settings(rate=0.0), "settings.rate must be above 0, got 0.0."),
         (lambda: Settings(rate=float("nan")), "settings.rate must be a finite number, above 0, got nan."),
+        (lambda: Settings(bias=float("-inf")), "settings.bias must be a finite number, got -inf."),
         (lambda: Settings(rate=True), "settings.rate must be a finite number, above 0, got True."),
         (lambda: Settings(steps=0), "settings.steps must be at least 1, or none, got 0."),
         (lambda: Settings(steps=1.5), "settings.steps must be an integer, at least 1, or none, got 1.5."),  # type: ignore[arg-type]

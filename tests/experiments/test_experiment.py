@@ -10,6 +10,8 @@ import pytest
 
 import fedtailor as ft
 from conftest import METHOD_PARAMS
+from fedtailor.data.datasets import Data
+from fedtailor.experiments.deployment import Deployment, Inputs
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.experiments.parsing import field_help
@@ -104,12 +106,14 @@ def test_parse_overrides_incomplete_flags_raise() -> None:
         read_experiment_file(Path(__file__))
 
 
-@pytest.mark.parametrize("kind", [*METHODS.values(), *NETWORKS.values(), Experiment, type(Experiment().data)])
-def test_field_help_every_method_field_has_default_and_help(kind: Any) -> None:
+@pytest.mark.parametrize(
+    "kind", [*METHODS.values(), *NETWORKS.values(), Experiment, Data, ft.Unreliable, ft.Channel, Deployment, Inputs]
+)
+def test_field_help_every_field_has_default_and_help(kind: Any) -> None:
     found = field_help(kind)
     assert found.keys() == {f.name for f in fields(kind)}
-    if kind in METHODS.values():
-        assert all(default and text for default, text in found.values())
+    parts = ("method", "data", "network", "inputs")  # described by their own fields
+    assert all(default and text for name, (default, text) in found.items() if name not in parts)
 
 
 def test_flag_none_sets_optional_field_to_none() -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedtailor.cli.listing import flags_help
 from fedtailor.core.untrusted_input import read_text
 from fedtailor.deploy.client import supernode
 from fedtailor.deploy.client.client_folder import ClientFolder
@@ -27,9 +28,9 @@ from fedtailor.deploy.server.operator_folder import (
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import SIMULATION_SETTINGS, Deployment, Inputs, make_deployment, read_deployment
 from fedtailor.experiments.overrides import parse_overrides
-from fedtailor.experiments.parsing import field_help
 from fedtailor.runs.files import write_atomic
 from fedtailor.runs.reader import is_finished, is_run_folder
+from fedtailor.training.channel.channel import Channel
 
 deploy = typer.Typer(help="Run real federations on Flower.", no_args_is_help=True)
 out = Console()
@@ -37,22 +38,13 @@ _FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
 _POLL_INTERVAL = 1.0  # seconds between reads of a run's status
 _FLOWER_CHECK_INTERVAL = 30.0  # seconds between checks whether Flower still runs the run; each one starts a process
 _ACTIVE = ("starting", "running", "waiting")
+_PARTS = {"": Deployment, "inputs": Inputs, "channel": Channel}
+_FLAGS_HELP = flags_help("a deployment", _PARTS, hidden=(*SIMULATION_SETTINGS, "device"))
 Folder = Annotated[Path, typer.Argument(help="the operator's folder")]
 Follow = Annotated[bool, typer.Option("--follow", help="show the progress until the run ends")]
 
 
-def _flag_help() -> str:
-    lines = ["Flags are the fields of a deployment:", ""]
-    for prefix, kind in [("", Deployment), ("inputs.", Inputs)]:
-        for name, (default, note) in field_help(kind).items():
-            if note and name not in (*SIMULATION_SETTINGS, "device"):
-                shown = f" ({default})" if default not in ("", "None") else ""
-                lines += [f"--{prefix}{name.replace('_', '-')}{shown}  {note}", ""]
-    lines += ["--method NAME, --method.FIELD, --network NAME, --network.FIELD: see fedtailor list methods|networks"]
-    return "\n".join(lines)
-
-
-@deploy.command(context_settings=_FREE, epilog=_flag_help())
+@deploy.command(context_settings=_FREE, epilog=_FLAGS_HELP)
 def init(ctx: typer.Context, folder: Folder) -> None:
     """Create the operator's folder of a federation: fedtailor deploy init DIR --method fedapa --network lenet5
     --inputs.shape 1,28,28 --inputs.classes 10 --address fl.example.org:9092 --rounds 50."""

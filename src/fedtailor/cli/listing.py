@@ -1,7 +1,7 @@
 """The commands list and data."""
 
-from collections.abc import Mapping
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -55,6 +55,18 @@ def get(name: Annotated[str, typer.Argument(help="fashion-mnist, mnist, or cifar
         print_line("digits is included in scikit-learn and needs no download.")
         return
     print_line(f"{name} saved in {download.download(name)}")
+
+
+def flags_help(what: str, parts: Mapping[str, type[Any]], hidden: Sequence[str] = ()) -> str:
+    """Return the help text on the flags that set the fields of these dataclasses, by their prefixes."""
+    lines = [f"Every field of {what} is a flag:", ""]
+    for prefix, kind in parts.items():
+        for field, (default, text) in field_help(kind).items():
+            if field not in ("method", "network", *parts, *hidden):
+                name = ".".join(filter(None, [prefix, field.replace("_", "-")]))
+                lines += [f"--{name}{f' ({default})' if default not in ('', 'None') else ''}  {text}", ""]
+    lines += ["--method NAME, --method.FIELD, --network NAME, --network.FIELD: see fedtailor list methods|networks"]
+    return "\n".join(lines)
 
 
 def _methods_table() -> Table:

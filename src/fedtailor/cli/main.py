@@ -8,11 +8,15 @@ from rich.markup import escape
 
 from fedtailor.cli.console import err
 from fedtailor.cli.export import export, predict
-from fedtailor.cli.listing import data, list_
+from fedtailor.cli.listing import data, flags_help, list_
 from fedtailor.cli.reporting import live, report, track
-from fedtailor.cli.run import compare, experiment_flags, resume, run, show
+from fedtailor.cli.run import compare, resume, run, show
 from fedtailor.cli.sweep import sweep
+from fedtailor.data.datasets import Data
 from fedtailor.errors import ConfigError, FedTailorError
+from fedtailor.experiments.experiment import Experiment
+from fedtailor.training.channel.channel import Channel
+from fedtailor.training.unreliable import Unreliable
 
 _ANY_FLAG = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
 _WITH_FLAGS: list[Callable[..., None]] = [run, compare, sweep]
@@ -24,7 +28,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,  # local variables may contain private data
 )
-_flags_help = experiment_flags()
+_parts = {"": Experiment, "data": Data, "unreliable": Unreliable, "channel": Channel}
+_flags_help = flags_help("an experiment", _parts)
 for _command in _WITH_FLAGS:
     app.command(context_settings=_ANY_FLAG, epilog=_flags_help)(_command)
 for _command in _COMMANDS:

@@ -23,7 +23,6 @@ from fedtailor.cli.console import (
     show_progress,
 )
 from fedtailor.cli.sweep import show_sweep
-from fedtailor.data.datasets import Data
 from fedtailor.errors import ConfigError, FedTailorError, unknown_name
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import Overrides, parse_overrides
@@ -35,21 +34,7 @@ from fedtailor.methods import METHODS
 from fedtailor.runs.reader import check_same_experiment, is_finished, is_run_folder, load_run, read_settings
 from fedtailor.runs.run import Run, method_label
 from fedtailor.runs.writer import unused_folder
-from fedtailor.training.channel.channel import Channel
 from fedtailor.training.simulate import describe_method
-from fedtailor.training.unreliable import Unreliable
-
-
-def experiment_flags() -> str:
-    """Return the help text on the flags of an experiment."""
-    lines = ["Every field of an experiment is a flag:", ""]
-    for prefix, kind in [("", Experiment), ("data.", Data), ("unreliable.", Unreliable), ("channel.", Channel)]:
-        for name, (default, note) in field_help(kind).items():
-            if name not in ("method", "data", "network", "unreliable", "channel"):
-                shown = f" ({default})" if default not in ("", "None") else ""
-                lines += [f"--{prefix}{name.replace('_', '-')}{shown}  {note}", ""]
-    lines += ["--method NAME, --method.FIELD, --network NAME, --network.FIELD: see fedtailor list methods|networks"]
-    return "\n".join(lines)
 
 
 def run(ctx: typer.Context) -> None:

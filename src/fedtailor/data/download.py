@@ -44,7 +44,6 @@ class Source:
     version: str
     sha256: str
     bytes: int
-    description: str
     layout: Layout
     installed: Path | None = None  # folder of the package if it is installed on the system
 
@@ -59,7 +58,6 @@ SOURCES: dict[str, Source] = {
         version="0.0~git20200523.55506a9-1",
         sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
         bytes=30_900_652,
-        description="60,000 + 10,000 gray images of clothes, 28×28, 10 classes",
         layout=MNIST,
         installed=Path("/usr/share/datasets/fashion-mnist"),
     ),
@@ -69,7 +67,6 @@ SOURCES: dict[str, Source] = {
         version="1.2.6",
         sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
         bytes=11_496_804,
-        description="60,000 + 10,000 gray images of digits, 28×28, 10 classes",
         layout=MNIST,
     ),
     "cifar10": Source(
@@ -78,7 +75,6 @@ SOURCES: dict[str, Source] = {
         version="1.1.1",
         sha256="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
         bytes=138_940_914,
-        description="50,000 + 10,000 color images of objects and animals, 32×32, 10 classes",
         layout=CIFAR10,
     ),
 }
