@@ -245,12 +245,13 @@ def test_evaluation_metrics_are_recorded_and_not_sent(net: nn.Module) -> None:
     @dataclass(frozen=True)
     class Drift(ft.methods.Local):
         def evaluation_metrics(self, ctx: ft.ClientContext, state: Tree, message: Tree) -> Tree:
-            return {"norm": state["params"]["fc.weight"].square().sum()}
+            return {"norm": state["params"]["fc.weight"].square().sum(), "number": torch.tensor(ctx.round)}
 
     run = simulate(net, Drift())
     for client in range(4):
         norm = float(run.personal(client)["fc.weight"].square().sum())
         assert run.records[-1]["per_client"]["norm"][client] == pytest.approx(norm)
+    assert [record["per_client"]["number"][0] for record in run.records] == [2, 3, 4]  # as if the next round started
     assert run.records[-1]["bytes_up"] == 0  # never sent
 
 
