@@ -213,6 +213,7 @@ def test_download_checks_cache_folder_first(registry: Registry) -> None:
     assert registry.calls_made() == []
 
 
+@pytest.mark.usefixtures("default_sigint")
 @pytest.mark.parametrize("stop_signal", [signal.SIGKILL, signal.SIGINT])
 def test_download_after_interruption_ignores_remains(registry: Registry, stop_signal: signal.Signals) -> None:
     then = "import os; open('../pid', 'w').write(str(os.getpid())); os.rename('../pid', '../ready'); time.sleep(60)"

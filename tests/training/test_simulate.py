@@ -57,12 +57,13 @@ def test_moments_received_and_trained_match_models(net: nn.Module) -> None:
 
 
 def test_record_means_are_weighted_by_test_size_and_plain(net: nn.Module) -> None:
-    x, y = torch.randn(4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    x, y = tiny_federation().x[:4], torch.tensor([0, 1, 2, 0])
     fed = ft.Federation.from_arrays([(x, y, x[:1], y[:1]), (x, y, x[:3], y[:3])])
     record = ft.simulate(ft.methods.FedAvg(), net, fed, rounds=1, dtype=torch.float64).records[0]
-    one, three = record["per_client"]["accuracy_received"].values()
-    assert record["accuracy_received"] == pytest.approx((one + 3 * three) / 4)
-    assert record["accuracy_received_mean"] == pytest.approx((one + three) / 2)
+    one, three = record["per_client"]["loss_received"].values()
+    assert abs(one - three) > 0.01
+    assert record["loss_received"] == pytest.approx((one + 3 * three) / 4)
+    assert record["loss_received_mean"] == pytest.approx((one + three) / 2)
 
 
 def test_record_loss_is_trained_model_on_training_data(net: nn.Module) -> None:
@@ -220,12 +221,18 @@ def test_simulate_with_unfitting_model_names_client_and_problem() -> None:
         ft.simulate(ft.methods.FedAvg(), model, fed, rounds=1)
 
 
-def test_run_personal_with_unknown_client_or_moment_raises(net: nn.Module) -> None:
-    run = simulate(net)
-    with pytest.raises(ft.FedTailorError, match="There is no client 4; clients are numbered 0 to 3"):
-        run.personal(4)
-    with pytest.raises(ft.FedTailorError, match="'received' or 'trained'"):
-        run.personal(0, moment="now")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: run.personal(4), "There is no client 4; clients are numbered 0 to 3"),
+        (lambda run: run.personal(0, moment="now"), "'received' or 'trained'"),
+        (lambda run: run.summarize("trainedd"), "'received' or 'trained'"),
+        (lambda run: run.scores("trained", "best_tst"), "did you mean 'best_test'?"),
+    ],
+)
+def test_run_with_unknown_client_moment_or_choice_raises(call: Any, message: str, net: nn.Module) -> None:
+    run = simulate(net, rounds=1)
+    assert message in error_message(lambda: call(run))
 
 
 def test_sequential_clients_receive_state_of_previous_client(net: nn.Module) -> None:
@@ -415,12 +422,6 @@ def test_wrap_with_error_metric_sets_lower_is_better() -> None:
 def test_simulate_accepts_numpy_integers(net: nn.Module) -> None:
     plain, numpy = simulate(net, seed=3, rounds=2), simulate(net, seed=np.int64(3), rounds=np.int32(2))
     assert same(plain.server, numpy.server)
-
-
-def test_run_summary_with_unknown_moment_or_choice_raises(net: nn.Module) -> None:
-    run = simulate(net)
-    assert "'received' or 'trained'" in error_message(lambda: run.summarize("trainedd"))
-    assert "did you mean 'best_test'?" in error_message(lambda: run.scores("trained", "best_tst"))
 
 
 @pytest.mark.parametrize("field", ["duals", "printed_loss"])
