@@ -82,6 +82,13 @@ def test_evaluate_option_selects_clients(net: nn.Module, evaluate: str, clients:
     assert list(record["per_client"]["accuracy_received"]) == clients
 
 
+def test_evaluate_all_covers_more_clients_than_one_chunk(net: nn.Module) -> None:
+    """Clients are evaluated in chunks of 64; one of 130 trains, and all of them are evaluated."""
+    run = ft.simulate(ft.methods.FedAvg(), net, tiny_federation((1,) * 130), schedule=[[0]], dtype=torch.float64)
+    assert list(run.records[0]["per_client"]["accuracy_received"]) == list(range(130))
+    assert list(run.records[0]["last_trained"]["accuracy"]) == list(range(130))
+
+
 def test_evaluate_with_number_keeps_same_clients(net: nn.Module) -> None:
     records = simulate(net, evaluate=2).records
     chosen = [tuple(record["per_client"]["accuracy_received"]) for record in records]
