@@ -113,7 +113,7 @@ def test_failure_without_majority_names_failing_client(corrupt: Corrupt, second:
         assert same(run.server, simulate(ft.methods.FedPer(), net, others).server)
 
 
-@pytest.mark.parametrize("corrupt", [change_shape, add_state, raise_error, send_value(math.nan)])
+@pytest.mark.parametrize("corrupt", [change_shape, add_name, add_state, raise_error, send_value(math.nan)])
 def test_failure_with_sequential_clients_is_recorded(corrupt: Corrupt, net: nn.Module) -> None:
     @dataclass(frozen=True)
     class FailingFedAPA(ft.methods.FedAPA):
