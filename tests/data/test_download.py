@@ -3,87 +3,36 @@
 import errno
 import gzip
 import hashlib
-import io
-import json
 import os
 import pty
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from PIL import Image
 
 from conftest import error_message
-from fedtailor.data import download, image_formats
-from support.corrupted_files import idx_bytes
+from fedtailor.data import download
+from support.published_files import (
+    COLOR,
+    COLOR_Y,
+    GRAY,
+    GRAY_Y,
+    Bytes,
+    cifar_sheets,
+    deb,
+    mnist_files,
+    tar,
+    write_files,
+)
 
-Bytes = NDArray[np.uint8]
-RNG = np.random.default_rng(7)
-GRAY, GRAY_Y = RNG.integers(0, 256, (5, 28, 28), np.uint8), np.array([3, 0, 9, 1, 1], np.uint8)
-COLOR, COLOR_Y = RNG.integers(0, 256, (12, 3, 32, 32), np.uint8), np.arange(12) % 10
 NAMES = list(download.SOURCES)
-BATCHES = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
-
-
-def mnist_files(x: Bytes = GRAY, y: Bytes = GRAY_Y, train: int = 3) -> dict[str, bytes]:
-    return {
-        "train-images-idx3-ubyte": idx_bytes(x[:train]),
-        "train-labels-idx1-ubyte": idx_bytes(y[:train]),
-        "t10k-images-idx3-ubyte": idx_bytes(x[train:]),
-        "t10k-labels-idx1-ubyte": idx_bytes(y[train:]),
-    }
-
-
-def png(images: Bytes) -> bytes:
-    """Return a sheet as in the package, with one image per row of 1,024 pixels."""
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(images.transpose(0, 2, 3, 1)).reshape(-1, 1024, 3)).save(file, "PNG")
-    return file.getvalue()
-
-
-def cifar_sheets() -> dict[str, bytes]:
-    files = {f"{batch}.png": png(COLOR[2 * n : 2 * n + 2]) for n, batch in enumerate(BATCHES)}
-    files["train_lables.json"] = json.dumps(COLOR_Y[:10].tolist()).encode()
-    files["test_lables.json"] = json.dumps(COLOR_Y[10:].tolist()).encode()
-    return files
-
-
-def cifar_binary() -> dict[str, bytes]:
-    records = [bytes([label]) + image.tobytes() for image, label in zip(COLOR, COLOR_Y, strict=True)]
-    return {f"{batch}.bin": b"".join(records[2 * n : 2 * n + 2]) for n, batch in enumerate(BATCHES)}
-
-
-def tar(files: dict[str, bytes], mode: Literal["w:gz", "w:xz"], prefix: str) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode) as archive:
-        for name, content in {"package.json": b"{}", "../../../escape": b"no", **files}.items():
-            member = tarfile.TarInfo(prefix + name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
-
-
-def deb(files: dict[str, bytes]) -> bytes:
-    members = {
-        "debian-binary": b"2.0\n",
-        "control.tar.xz": b"odd",  # odd length, which requires a padding byte
-        "data.tar.xz": tar({f"{n}.gz": gzip.compress(c) for n, c in files.items()}, "w:xz", "./usr/share/datasets/f/"),
-    }
-    out = b"!<arch>\n"
-    for name, content in members.items():
-        out += f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode()
-        out += content + b"\n" * (len(content) % 2)
-    return out
 
 
 def archive_of(name: str) -> bytes:
@@ -136,13 +85,6 @@ class Registry:
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     return Registry(tmp_path, monkeypatch)
-
-
-def write_files(folder: Path, files: dict[str, bytes]) -> Path:
-    folder.mkdir(exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    return folder
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -271,6 +213,7 @@ def test_download_checks_cache_folder_first(registry: Registry) -> None:
     assert registry.calls_made() == []
 
 
+@pytest.mark.usefixtures("default_sigint")
 @pytest.mark.parametrize("stop_signal", [signal.SIGKILL, signal.SIGINT])
 def test_download_after_interruption_ignores_remains(registry: Registry, stop_signal: signal.Signals) -> None:
     then = "import os; open('../pid', 'w').write(str(os.getpid())); os.rename('../pid', '../ready'); time.sleep(60)"
@@ -330,27 +273,6 @@ def test_load_arrays_prefers_given_folder(registry: Registry, tmp_path: Path, zi
     assert y.tolist() == GRAY_Y.tolist()
 
 
-def test_load_arrays_prefers_unzipped_files(registry: Registry, tmp_path: Path) -> None:
-    zipped_files = {f"{name}.gz": gzip.compress(content) for name, content in mnist_files(255 - GRAY).items()}
-    x, _ = download.load_arrays("mnist", write_files(tmp_path / "files", mnist_files() | zipped_files))
-    np.testing.assert_array_equal(x[:, 0], GRAY)
-
-
-@pytest.mark.parametrize("files", [cifar_binary(), cifar_sheets()])
-def test_load_arrays_cifar10_from_folder(registry: Registry, tmp_path: Path, files: dict[str, bytes]) -> None:
-    x, y = download.load_arrays("cifar10", write_files(tmp_path / "files", files))
-    np.testing.assert_array_equal(x, COLOR)
-    assert y.tolist() == COLOR_Y.tolist() and registry.calls_made() == []
-
-
-def test_load_arrays_with_pickled_batches_raises(registry: Registry, tmp_path: Path) -> None:
-    source_folder = write_files(
-        tmp_path / "files", {"data_batch_1": b"\x80\x03cos\nsystem\n", "test_batch": b"\x80\x03."}
-    )
-    text = error_message(lambda: download.load_arrays("cifar10", source_folder))
-    assert "data_batch_1.bin" in text and "pickle" in text
-
-
 def test_load_arrays_uses_complete_installed_package(registry: Registry, tmp_path: Path) -> None:
     registry.offer("fashion-mnist", deb(mnist_files(255 - GRAY)))
     place = write_files(tmp_path / "usr", {f"{n}.gz": gzip.compress(c) for n, c in mnist_files().items()})
@@ -360,88 +282,6 @@ def test_load_arrays_uses_complete_installed_package(registry: Registry, tmp_pat
     assert registry.calls_made() == []
     (place / "t10k-labels-idx1-ubyte.gz").unlink()
     np.testing.assert_array_equal(download.load_arrays("fashion-mnist")[0][:, 0], 255 - GRAY)
-
-
-IMAGES = "train-images-idx3-ubyte"
-GIGABYTES = bytes([0, 0, 8, 3]) + b"\xff" * 12
-ZIPPED = gzip.compress(idx_bytes(GRAY), mtime=0)  # mtime=0, because the bytes are part of a test's name
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (idx_bytes(GRAY[:3])[:-1], "declares 2,352 bytes but contains 2,351"),
-        (idx_bytes(GRAY[:3]) + b"x", "declares 2,352 bytes but contains more"),
-        (GIGABYTES, "declares 79,228,162,458,924,105,385,300,197,375 bytes"),
-        (gzip.compress(GIGABYTES, mtime=0), "declares"),
-        (bytes([0, 0, 8, 3, 0]), "truncated"),
-        (b"", "not an IDX file"),
-        (bytes([0, 0, 13, 1, 0, 0, 0, 1, 0, 0, 0, 0]), "not an IDX file of unsigned bytes"),
-        (bytes([0, 0, 8, 255]) + bytes(1020), "not an IDX file"),
-        (ZIPPED[: len(ZIPPED) // 2], "truncated"),
-        (ZIPPED[:-6] + b"\0" * 6, "damaged"),
-        (idx_bytes(GRAY[:2]), "2 images but 3 labels"),
-        (idx_bytes(GRAY[:3].reshape(3, -1)), "not images and labels"),
-        (idx_bytes(GRAY[:3, :9]), "several sizes"),
-    ],
-)
-def test_load_arrays_with_malformed_idx_raises(
-    registry: Registry, tmp_path: Path, content: bytes, message: str
-) -> None:
-    source_folder = write_files(tmp_path / "files", mnist_files() | {IMAGES: content})
-    text = error_message(lambda: download.load_arrays("mnist", source_folder))
-    assert message in text and str(source_folder) in text
-
-
-def test_load_arrays_with_invalid_source_folder_raises(registry: Registry, tmp_path: Path) -> None:
-    assert "nowhere cannot be read" in error_message(lambda: download.load_arrays("mnist", tmp_path / "nowhere"))
-    source_folder = write_files(tmp_path / "files", mnist_files())
-    (source_folder / IMAGES).unlink()
-    (source_folder / IMAGES).mkdir()
-    assert f"has no {IMAGES};" in error_message(lambda: download.load_arrays("mnist", source_folder))
-    labels = {"t10k-labels-idx1-ubyte": idx_bytes(np.array([1, 10], np.uint8))}
-    assert "outside 0 to 9" in error_message(
-        lambda: download.load_arrays("mnist", write_files(tmp_path / "b", mnist_files() | labels))
-    )
-    (source_folder / IMAGES).rmdir()
-    with (source_folder / IMAGES).open("wb") as sparse:
-        sparse.truncate(image_formats.MAX_FILE_BYTES + 1)
-    assert "too large" in error_message(lambda: download.load_arrays("mnist", source_folder))
-
-
-SHEET = png(COLOR[:2])
-HUGE = SHEET[:16] + (1 << 20).to_bytes(4, "big") * 2 + SHEET[24:]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("data_batch_3.png", b"GIF89a", "not a PNG"),
-        ("data_batch_3.png", HUGE, "1048576×1048576 pixels is not a sheet"),
-        ("data_batch_3.png", SHEET[: len(SHEET) // 2], "truncated"),
-        ("data_batch_3.png", SHEET[:60] + b"\0" * 40 + SHEET[100:], "damaged"),
-        ("data_batch_3.png", png(COLOR[:1]), "9 images but 10 labels"),
-        ("train_lables.json", b"[1, 2", "not a JSON list"),
-        ("train_lables.json", b"[" * 100_000, "not a JSON list"),
-        ("train_lables.json", b"[true, 3]", "not a JSON list"),
-        ("test_lables.json", b"[3, 10]", "labels from 0 to 9"),
-    ],
-)
-def test_load_arrays_with_malformed_sheet_raises(
-    registry: Registry, tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
-    limit = Image.MAX_IMAGE_PIXELS
-    text = error_message(
-        lambda: download.load_arrays("cifar10", write_files(tmp_path / "files", cifar_sheets() | {name: content}))
-    )
-    assert message in text
-    assert limit == Image.MAX_IMAGE_PIXELS
-
-
-@pytest.mark.parametrize("content", [b"", b"\0" * 3072], ids=["empty", "one byte short"])
-def test_load_arrays_with_malformed_records_raises(registry: Registry, tmp_path: Path, content: bytes) -> None:
-    source_folder = write_files(tmp_path / "files", cifar_binary() | {"test_batch.bin": content})
-    assert "records of 3,073 bytes" in error_message(lambda: download.load_arrays("cifar10", source_folder))
 
 
 @pytest.mark.parametrize(

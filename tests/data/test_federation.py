@@ -169,9 +169,8 @@ def test_from_arrays_with_different_parts_raises() -> None:
 
 def test_from_arrays_with_nan_targets_raises() -> None:
     x, y = np.zeros((4, 2)), np.zeros(4)
-    assert "bob has NaN or infinity in its targets" in error_message(
-        lambda: build([(x, y, x, y), (x, y, x, y * np.nan)])
-    )
+    text = error_message(lambda: build([(x, y, x, y), (x, y, x, y * np.nan)]))
+    assert "bob has NaN or infinity in its targets" in text
 
 
 @pytest.mark.parametrize(
@@ -204,19 +203,24 @@ def test_from_owners_split_depends_on_seed_and_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owned", "words"),
+    ("changes", "words"),
     [
-        ([[0, 1], [1, 2]], "Sample 1 is owned twice"),
-        ([[0, 1, 1], [2, 3]], "Sample 1 is owned twice"),
-        ([[0, 1], [2, 9]], "bob owns samples that do not exist"),
-        ([[0, 1], [2, -1]], "bob owns samples that do not exist"),
-        ([[0, 1, 2], [3]], "bob has no test data"),
-        ([[0, 1, 2, 3], []], "bob has no training data"),
+        ({"owned": [[0, 1], [1, 2]]}, "Sample 1 is owned twice"),
+        ({"owned": [[0, 1, 1], [2, 3]]}, "Sample 1 is owned twice"),
+        ({"owned": [[0, 1], [2, 9]]}, "bob owns samples that do not exist"),
+        ({"owned": [[0, 1], [2, -1]]}, "bob owns samples that do not exist"),
+        ({"owned": [[0, 1, 2], [3]]}, "bob has no test data"),
+        ({"owned": [[0, 1, 2, 3], []]}, "bob has no training data"),
+        ({"x": np.zeros((8, 2))}, "8 rows, but there are 6 targets"),
+        ({"y": np.array(3)}, "single number"),
+        ({"seed": -1}, "seed must be"),
+        *(({"test": fraction}, "test must be") for fraction in (0, 1, -0.5, 1.5, float("nan"))),
     ],
 )
-def test_from_owners_with_invalid_indices_raises(owned: Any, words: str) -> None:
-    x, y = np.zeros((6, 2)), np.zeros(6, int)
-    assert words in error_message(lambda: ft.Federation.from_owners(x, y, owned, names=["ann", "bob"]))
+def test_from_owners_with_invalid_argument_raises(changes: dict[str, Any], words: str) -> None:
+    given = {"x": np.zeros((6, 2)), "y": np.zeros(6, int), "owned": [[0, 1, 2], [3, 4, 5]]} | changes
+    arguments = [given.pop(name) for name in ("x", "y", "owned")]
+    assert words in error_message(lambda: ft.Federation.from_owners(*arguments, names=["ann", "bob"], **given))  # type: ignore[arg-type]
 
 
 def test_from_owners_with_invalid_label_names_its_client() -> None:
@@ -229,24 +233,6 @@ def test_from_owners_ignores_samples_without_owner() -> None:
     x = np.array([[0.0], [1.0], [np.nan]])
     fed = ft.Federation.from_owners(x, np.array([0, 1, -5]), [np.array([0, 1])], classes=2)
     assert fed.num_clients == 1
-
-
-@pytest.mark.parametrize("fraction", [0, 1, -0.5, 1.5, float("nan")])
-def test_invalid_test_fraction_raises(fraction: float) -> None:
-    data = TensorDataset(torch.zeros(8, 2), torch.zeros(8).long())
-    x, y = np.zeros((8, 2)), np.zeros(8, int)
-    assert "test must be" in error_message(lambda: ft.Federation.from_owners(x, y, [np.arange(8)], test=fraction))
-    assert "test must be" in error_message(lambda: ft.Federation.from_dataset(data, [0] * 8, test=fraction))
-
-
-def test_from_owners_with_negative_seed_raises() -> None:
-    x, y = np.zeros((8, 2)), np.zeros(8, int)
-    assert "seed" in error_message(lambda: ft.Federation.from_owners(x, y, [np.arange(8)], seed=-1))
-
-
-def test_from_owners_with_different_lengths_raises() -> None:
-    assert "8" in error_message(lambda: ft.Federation.from_owners(np.zeros((8, 2)), np.zeros(7, int), [np.arange(7)]))
-    assert "number" in error_message(lambda: ft.Federation.from_owners(np.zeros((8, 2)), np.array(3), [np.arange(7)]))
 
 
 # from_dataset
@@ -324,6 +310,7 @@ def test_from_dataset_with_invalid_owners_raises() -> None:
     assert "sample 3" in error_message(lambda: ft.Federation.from_dataset(data, ["ann"] * 3 + [None]))
     assert "no samples" in error_message(lambda: ft.Federation.from_dataset(ListDataset([]), []))
     assert "length" in error_message(lambda: ft.Federation.from_dataset(StreamDataset(), [1]))
+    assert "test must be" in error_message(lambda: ft.Federation.from_dataset(data, [1] * 4, test=1.0))
 
 
 # preprocessing

@@ -170,12 +170,6 @@ def test_partition_depends_on_all_settings(partition: str, changes: list[dict[st
         assert not any(same_split(split, other) for other in splits[:i]), kinds[i]
 
 
-def test_partitions_differ() -> None:
-    labels = shuffled_labels([60] * 5)
-    splits = [partition_samples(labels, 6, partition) for partition in PARTITIONS]
-    assert not any(same_split(a, b) for i, a in enumerate(splits) for b in splits[:i])
-
-
 @settings(max_examples=50)
 @given(st.integers(1, 40), st.integers(0, 60), st.integers(0, 1000))
 def test_iid_gives_equal_sizes(clients: int, extra: int, seed: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import all_same, error_message, models, same, tiny_federation
+from conftest import METHOD_PARAMS, all_same, error_message, models, same, tiny_federation
 from fedtailor.core.trees import Tree, flatten, map_leaves, select
 from fedtailor.methods import METHODS
 
@@ -113,7 +113,7 @@ def test_failure_without_majority_names_failing_client(corrupt: Corrupt, second:
         assert same(run.server, simulate(ft.methods.FedPer(), net, others).server)
 
 
-@pytest.mark.parametrize("corrupt", [change_shape, add_state, raise_error, send_value(math.nan)])
+@pytest.mark.parametrize("corrupt", [change_shape, add_name, add_state, raise_error, send_value(math.nan)])
 def test_failure_with_sequential_clients_is_recorded(corrupt: Corrupt, net: nn.Module) -> None:
     @dataclass(frozen=True)
     class FailingFedAPA(ft.methods.FedAPA):
@@ -160,7 +160,7 @@ def test_error_of_all_clients_is_raised(net: nn.Module) -> None:
         simulate(FailingFedPer(corrupt=mistake), net, [[0, 1, 2, 3]] * 2)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHOD_PARAMS)
 def test_nan_client_never_affects_server_of_any_method(name: str, net: nn.Module) -> None:
     """One client's data make all its results NaN; servers of different methods combine uploads differently."""
     fed = tiny_federation()

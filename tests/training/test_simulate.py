@@ -57,12 +57,13 @@ def test_moments_received_and_trained_match_models(net: nn.Module) -> None:
 
 
 def test_record_means_are_weighted_by_test_size_and_plain(net: nn.Module) -> None:
-    x, y = torch.randn(4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    x, y = tiny_federation().x[:4], torch.tensor([0, 1, 2, 0])
     fed = ft.Federation.from_arrays([(x, y, x[:1], y[:1]), (x, y, x[:3], y[:3])])
     record = ft.simulate(ft.methods.FedAvg(), net, fed, rounds=1, dtype=torch.float64).records[0]
-    one, three = record["per_client"]["accuracy_received"].values()
-    assert record["accuracy_received"] == pytest.approx((one + 3 * three) / 4)
-    assert record["accuracy_received_mean"] == pytest.approx((one + three) / 2)
+    one, three = record["per_client"]["loss_received"].values()
+    assert abs(one - three) > 0.01
+    assert record["loss_received"] == pytest.approx((one + 3 * three) / 4)
+    assert record["loss_received_mean"] == pytest.approx((one + three) / 2)
 
 
 def test_record_loss_is_trained_model_on_training_data(net: nn.Module) -> None:
@@ -79,6 +80,13 @@ def test_record_loss_is_trained_model_on_training_data(net: nn.Module) -> None:
 def test_evaluate_option_selects_clients(net: nn.Module, evaluate: str, clients: list[int]) -> None:
     record = simulate(net, schedule=[[1, 2]], evaluate=evaluate).records[0]
     assert list(record["per_client"]["accuracy_received"]) == clients
+
+
+def test_evaluate_all_covers_more_clients_than_one_chunk(net: nn.Module) -> None:
+    """Clients are evaluated in chunks of 64; one of 130 trains, and all of them are evaluated."""
+    run = ft.simulate(ft.methods.FedAvg(), net, tiny_federation((1,) * 130), schedule=[[0]], dtype=torch.float64)
+    assert list(run.records[0]["per_client"]["accuracy_received"]) == list(range(130))
+    assert list(run.records[0]["last_trained"]["accuracy"]) == list(range(130))
 
 
 def test_evaluate_with_number_keeps_same_clients(net: nn.Module) -> None:
@@ -220,12 +228,18 @@ def test_simulate_with_unfitting_model_names_client_and_problem() -> None:
         ft.simulate(ft.methods.FedAvg(), model, fed, rounds=1)
 
 
-def test_run_personal_with_unknown_client_or_moment_raises(net: nn.Module) -> None:
-    run = simulate(net)
-    with pytest.raises(ft.FedTailorError, match="There is no client 4; clients are numbered 0 to 3"):
-        run.personal(4)
-    with pytest.raises(ft.FedTailorError, match="'received' or 'trained'"):
-        run.personal(0, moment="now")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: run.personal(4), "There is no client 4; clients are numbered 0 to 3"),
+        (lambda run: run.personal(0, moment="now"), "'received' or 'trained'"),
+        (lambda run: run.summarize("trainedd"), "'received' or 'trained'"),
+        (lambda run: run.scores("trained", "best_tst"), "did you mean 'best_test'?"),
+    ],
+)
+def test_run_with_unknown_client_moment_or_choice_raises(call: Any, message: str, net: nn.Module) -> None:
+    run = simulate(net, rounds=1)
+    assert message in error_message(lambda: call(run))
 
 
 def test_sequential_clients_receive_state_of_previous_client(net: nn.Module) -> None:
@@ -245,12 +259,13 @@ def test_evaluation_metrics_are_recorded_and_not_sent(net: nn.Module) -> None:
     @dataclass(frozen=True)
     class Drift(ft.methods.Local):
         def evaluation_metrics(self, ctx: ft.ClientContext, state: Tree, message: Tree) -> Tree:
-            return {"norm": state["params"]["fc.weight"].square().sum()}
+            return {"norm": state["params"]["fc.weight"].square().sum(), "number": torch.tensor(ctx.round)}
 
     run = simulate(net, Drift())
     for client in range(4):
         norm = float(run.personal(client)["fc.weight"].square().sum())
         assert run.records[-1]["per_client"]["norm"][client] == pytest.approx(norm)
+    assert [record["per_client"]["number"][0] for record in run.records] == [2, 3, 4]  # as if the next round started
     assert run.records[-1]["bytes_up"] == 0  # never sent
 
 
@@ -414,12 +429,6 @@ def test_wrap_with_error_metric_sets_lower_is_better() -> None:
 def test_simulate_accepts_numpy_integers(net: nn.Module) -> None:
     plain, numpy = simulate(net, seed=3, rounds=2), simulate(net, seed=np.int64(3), rounds=np.int32(2))
     assert same(plain.server, numpy.server)
-
-
-def test_run_summary_with_unknown_moment_or_choice_raises(net: nn.Module) -> None:
-    run = simulate(net)
-    assert "'received' or 'trained'" in error_message(lambda: run.summarize("trainedd"))
-    assert "did you mean 'best_test'?" in error_message(lambda: run.scores("trained", "best_tst"))
 
 
 @pytest.mark.parametrize("field", ["duals", "printed_loss"])

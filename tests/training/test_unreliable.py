@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fedtailor as ft
-from conftest import REPRESENTATIVE_METHODS, all_same, error_message, models, same, tiny_federation
+from conftest import METHOD_PARAMS, REPRESENTATIVE_METHODS, all_same, error_message, models, same, tiny_federation
 from fedtailor.core.trees import flatten
 from fedtailor.experiments.experiment import make_experiment
 from fedtailor.experiments.overrides import parse_overrides
@@ -210,7 +210,7 @@ def test_server_with_missed_clients_matches_schedule_without_them(name: str, net
     assert all_same([run.client(c) for c in range(6)], [twin.client(c) for c in range(6)], tolerance)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHOD_PARAMS)
 def test_method_with_many_missed_clients_stays_finite(name: str, net: nn.Module) -> None:
     """Some of the twelve rounds, such as the first, have no clients."""
     run = simulate(net, METHODS[name](), rounds=12, seed=3, unreliable=HEAVY, evaluate_every=6)

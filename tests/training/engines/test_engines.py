@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import TinyNet, error_message, tiny_federation
+from conftest import TinyNet, error_message, same, tiny_federation
 from fedtailor.core.trees import Params, Tree, flatten
 from fedtailor.core.vmap_context import sequential_loop
 from fedtailor.methods import LAG, FedAPA, FedAvg, FedPer, FedProto, Scaffold, SelfFL
 from fedtailor.training.engines import ENGINES, EngineChoice
 from fedtailor.training.engines.cuda_graph import CudaGraphLoop
-from fedtailor.training.engines.vectorized import make_chunks
+from fedtailor.training.engines.vectorized import Vectorized, make_chunks
+from support.contexts import make_engine
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 ON_EACH_DEVICE = pytest.mark.parametrize("device", DEVICES)
@@ -219,6 +220,19 @@ def test_vectorized_with_little_memory_reduces_chunk_size(monkeypatch: pytest.Mo
     chunked = run(FedAvg(), net, fed, "vectorized", schedule=SCHEDULE[:1])
     assert chunked.info["chunk_size"] == 1
     assert largest_difference(unlimited, chunked) < 1e-9
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3])
+def test_vectorized_in_one_process_matches_sequential(chunk_size: int, net: nn.Module) -> None:
+    """With several cores, `ft.simulate` gives every chunk to a process of its own."""
+    shared, sequential = make_engine(net)
+    message = {"params": ft.wrap(net).init(0)}
+
+    def train(ctx: ft.ClientContext) -> Tree:
+        return FedAvg().train(ctx, {}, message)[1]
+
+    vectorized = Vectorized(shared, sequential.samples, chunk_size)
+    assert same(vectorized.apply(train, 1, [2, 0, 3, 1]), sequential.apply(train, 1, [2, 0, 3, 1]), tolerance=1e-9)
 
 
 class DataDependentNet(TinyNet):

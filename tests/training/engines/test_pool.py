@@ -286,6 +286,7 @@ def test_pool_interrupt_kills_workers(net: nn.Module) -> None:
         os.close(end)
 
 
+@pytest.mark.usefixtures("default_sigint")
 def test_pool_workers_ignore_interrupt(net: nn.Module) -> None:
     """A terminal sends SIGINT to all processes; only the one that the user started handles it."""
     main_pid = os.getpid()
