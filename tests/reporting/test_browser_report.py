@@ -61,7 +61,7 @@ def test_report_offline_draws_all_figures_without_errors(
 
 
 def test_report_figures_match_records(report: Browser, runs: dict[tuple[str, int], ft.Run]) -> None:
-    report.figures()
+    report.figures("ranking", "clients")
     for moment in ("trained", "received"):
         wanted = {
             runs[m, SEEDS[0]].method_title: np.mean(
@@ -88,7 +88,7 @@ def mean_over_seeds(runs: dict[tuple[str, int], ft.Run], value: Callable[[ft.Run
 
 
 def test_choices_of_curves_change_axis_and_moment(report: Browser, runs: dict[tuple[str, int], ft.Run]) -> None:
-    report.figures()
+    report.figures("curves")
 
     def scores(moment: str) -> Any:
         return mean_over_seeds(
@@ -117,7 +117,7 @@ def test_choices_of_curves_change_axis_and_moment(report: Browser, runs: dict[tu
 
 
 def test_slider_shows_weights_of_selected_round(report: Browser, runs: dict[tuple[str, int], ft.Run]) -> None:
-    report.figures()
+    report.figures("mixing-fedapa")
     slider = report.figure("mixing-fedapa").find_element("css selector", "input[type=range]")
     weights = runs["fedapa", SEEDS[0]].metric("weights")
     names = [client["name"] for client in runs["fedapa", SEEDS[0]].info["clients"]]
@@ -161,7 +161,7 @@ def test_theme_follows_system_until_button_is_clicked(report: Browser, compared:
         plot = "document.querySelector('figure[data-figure=ranking] .plot')"
         return str(report.script(f"return {plot}._fullLayout.font.color"))
 
-    report.figures()
+    report.figures("ranking")
     light = background(), font_color()
     report.set_color_scheme("dark")
     report.wait_until(lambda: font_color() != light[1], "figures keep their colors")
@@ -178,7 +178,7 @@ def test_theme_follows_system_until_button_is_clicked(report: Browser, compared:
 
 
 def test_changing_theme_keeps_selected_options(report: Browser) -> None:
-    report.figures()
+    report.figures("curves", "mixing-fedapa")
     whole = report.traces("mixing-fedapa")
     report.figure("curves").find_element("xpath", ".//label[.//span[.='bytes']]").click()
     report.figure("mixing-fedapa").find_element("css selector", "input[type=range]").send_keys(Keys.HOME)

@@ -22,7 +22,7 @@ from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.experiments.sweep import open_sweep_folder, parse_sweep
 from fedtailor.reporting import reproduce
 from fedtailor.reporting.figures import cost
-from fedtailor.reporting.figures.figure import Figure, Table
+from fedtailor.reporting.figures.figure import Choice, Figure, Option, Table
 from fedtailor.reporting.page import Chapter, Page, Section, render_page
 from fedtailor.reporting.report import build_page, report, write_report
 from support.example_runs import run_with_scores, runs_with_clear_winner
@@ -91,6 +91,17 @@ def test_report_is_valid_html_without_network_requests() -> None:
     assert all(found["aria-label"] for found in plots)
     order = [found["id"] for tag, found in page.tags if tag == "section"]
     assert order[:4] == ["best", "clients", "mixing", "cost"] and order[-1] == "settings"
+
+
+def test_render_page_escapes_every_text() -> None:
+    text = "\"'></script><img src=x onerror=alert(1)>"
+    table, choices = Table([text, text], [[text, text]]), [Choice(text, [Option(text, {})] * n) for n in (2, 5)]
+    frames = [{"name": text, "data": []}] * 2  # a slider
+    figure = Figure(text, text, text, [{"text": text}], {}, table, frames, choices)
+    section = Section(text, text, [text, text], [figure], [(text, table)], [text])
+    page = Outline(render_page(Page(text, text, [Chapter(text, [section])], [text])))
+    assert page.open == [] and "select" in {tag for tag, _ in page.tags}
+    assert not [tag for tag, found in page.tags if tag == "img" or any(name.startswith("on") for name in found)]
 
 
 def test_figure_json_cannot_close_its_script_element() -> None:

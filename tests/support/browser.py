@@ -168,9 +168,10 @@ class Browser:
         root.removeAttribute('tabindex');
         scrollTo({top: 0, behavior: 'instant'})""")
 
-    def figures(self) -> list[str]:
-        """Scroll to each figure until it is drawn, and return the keys of all figures."""
-        found = self.script("return [...document.querySelectorAll('figure[data-figure]')].map(f => f.dataset.figure)")
+    def figures(self, *keys: str) -> list[str]:
+        """Scroll to the figures with these keys, or to all, until they are drawn; return the keys."""
+        all_keys = "return [...document.querySelectorAll('figure[data-figure]')].map(f => f.dataset.figure)"
+        found = keys or self.script(all_keys)
         for key in found:
             self.script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", self.figure(key))
             self.wait_for(f'figure[data-figure="{key}"][data-drawn]')

@@ -6,7 +6,6 @@ a request is never used as a file path.
 """
 
 import json
-from collections.abc import Awaitable, Callable
 from functools import cache
 from hashlib import sha256
 from ipaddress import ip_address
@@ -18,10 +17,10 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedtailor.core.untrusted_input import parse_json
 from fedtailor.errors import FedTailorError, RunError
@@ -65,17 +64,6 @@ def make_app(context: Context, host: str, token: str, cookie: str) -> Starlette:
         body = await _read_body(request)
         return _json_response(await run_in_threadpool(POST_ROUTES[request.scope["path"]], context, body))
 
-    async def guard(request: Request, respond: Callable[[Request], Awaitable[Response]]) -> Response:
-        """Check the Host header, the token, and the origin before anything else is read."""
-        if not _is_allowed_host(request.headers.get("Host", ""), host):
-            return _error_response(request, 403, "The dashboard is not available under this host name.")
-        if not _has_token(request, token, cookie):
-            message = "Open the URL that fedtailor live printed; it contains the access token."
-            return _error_response(request, 403, message)
-        if request.method == "POST" and request.headers.get("Origin") != f"http://{request.headers['Host']}":
-            return _error_response(request, 403, "Requests from other sites are not allowed.")
-        return await respond(request)
-
     return Starlette(
         routes=[
             Route("/", respond_page),
@@ -83,9 +71,30 @@ def make_app(context: Context, host: str, token: str, cookie: str) -> Starlette:
             *(Route(path, respond_data) for path in GET_ROUTES),
             *(Route(path, respond_action, methods=["POST"]) for path in POST_ROUTES),
         ],
-        middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)],
+        middleware=[Middleware(Guard, host=host, token=token, cookie=cookie)],
         exception_handlers=dict.fromkeys((FedTailorError, HTTPException, Exception), _on_error),
     )
+
+
+class Guard:
+    """Middleware that checks the Host header, the token, and the origin before anything else is read."""
+
+    def __init__(self, app: ASGIApp, host: str, token: str, cookie: str) -> None:
+        self._app, self._host, self._token, self._cookie = app, host, token, cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        respond = self._rejection(Request(scope)) or self._app
+        await respond(scope, receive, send)
+
+    def _rejection(self, request: Request) -> Response | None:
+        if not _is_allowed_host(request.headers.get("Host", ""), self._host):
+            return _error_response(request, 403, "The dashboard is not available under this host name.")
+        if not _has_token(request, self._token, self._cookie):
+            message = "Open the URL that fedtailor live printed; it contains the access token."
+            return _error_response(request, 403, message)
+        if request.method == "POST" and request.headers.get("Origin") != f"http://{request.headers['Host']}":
+            return _error_response(request, 403, "Requests from other sites are not allowed.")
+        return None
 
 
 def is_loopback(host: str) -> bool:
