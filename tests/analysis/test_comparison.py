@@ -53,11 +53,13 @@ def test_compare_with_best_lower_scores_are_better() -> None:
 
 
 def test_paired_scores_weighted_means_are_the_scores_of_the_ranking() -> None:
-    sizes = [1, 5, 2]
-    ours, theirs = {0: 0.2, 1: 0.9, 2: 0.4}, {0: 0.8, 1: 0.5, 2: 0.1}
-    group = compare_runs(
-        [run_with_scores("fedper", ours, test_sizes=sizes), run_with_scores("local", theirs, test_sizes=sizes)]
-    )
+    """Client 3 has no test samples, so its score counts nowhere."""
+    sizes = [1, 5, 2, 0]
+    runs = [
+        run_with_scores("fedper", {0: 0.2, 1: 0.9, 2: 0.4, 3: 1.0}, test_sizes=sizes),
+        run_with_scores("local", {0: 0.8, 1: 0.5, 2: 0.1, 3: 0.0}, test_sizes=sizes),
+    ]
+    group = compare_runs(runs)
     ((weighted, unweighted),) = group.paired_scores("FedPer", "Local training")
     assert weighted == pytest.approx((group.score("FedPer"), group.score("Local training")))
     assert weighted == pytest.approx((5.5 / 8, 3.5 / 8)) and unweighted == pytest.approx((0.5, 1.4 / 3))
@@ -157,6 +159,12 @@ def test_comparison_excludes_seeds_that_not_all_methods_have() -> None:
     group = compare_runs(runs)
     assert next(iter(group.methods)) == "Local training" and group.score("Local training") == pytest.approx(0.9)
     assert "Excluded because not all methods have the seed: local training with seed 1." in verdict_text(runs)
+
+
+def test_paired_scores_need_the_same_split() -> None:
+    """Client 0 has other data in the other split, so the difference of the two runs means nothing."""
+    runs = [run_with_scores("local", {0: 0.9}, 0, split_seed=1), run_with_scores("fedper", {0: 0.7}, 0, split_seed=2)]
+    assert compare_runs(runs).paired_scores("Local training", "FedPer") == []
 
 
 def test_verdict_without_common_seed_pairs_nothing() -> None:
