@@ -53,11 +53,13 @@ def test_compare_with_best_lower_scores_are_better() -> None:
 
 
 def test_paired_scores_weighted_means_are_the_scores_of_the_ranking() -> None:
-    sizes = [1, 5, 2]
-    ours, theirs = {0: 0.2, 1: 0.9, 2: 0.4}, {0: 0.8, 1: 0.5, 2: 0.1}
-    group = compare_runs(
-        [run_with_scores("fedper", ours, test_sizes=sizes), run_with_scores("local", theirs, test_sizes=sizes)]
-    )
+    """Client 3 has no test samples, so its score counts nowhere."""
+    sizes = [1, 5, 2, 0]
+    runs = [
+        run_with_scores("fedper", {0: 0.2, 1: 0.9, 2: 0.4, 3: 1.0}, test_sizes=sizes),
+        run_with_scores("local", {0: 0.8, 1: 0.5, 2: 0.1, 3: 0.0}, test_sizes=sizes),
+    ]
+    group = compare_runs(runs)
     ((weighted, unweighted),) = group.paired_scores("FedPer", "Local training")
     assert weighted == pytest.approx((group.score("FedPer"), group.score("Local training")))
     assert weighted == pytest.approx((5.5 / 8, 3.5 / 8)) and unweighted == pytest.approx((0.5, 1.4 / 3))
@@ -159,13 +161,19 @@ def test_comparison_excludes_seeds_that_not_all_methods_have() -> None:
     assert "Excluded because not all methods have the seed: local training with seed 1." in verdict_text(runs)
 
 
+def test_paired_scores_need_the_same_split() -> None:
+    """Client 0 has other data in the other split, so the difference of the two runs means nothing."""
+    runs = [run_with_scores("local", {0: 0.9}, 0, split_seed=1), run_with_scores("fedper", {0: 0.7}, 0, split_seed=2)]
+    assert compare_runs(runs).paired_scores("Local training", "FedPer") == []
+
+
 def test_verdict_without_common_seed_pairs_nothing() -> None:
     runs = [run_with_scores("local", {0: 0.9, 1: 0.8}, 0), run_with_scores("fedper", {0: 0.7, 1: 0.6}, 1)]
     text = verdict_text(runs)
     assert text.startswith(
         "Local training scores highest (85.0 %), but there are not enough seeds to tell whether its lead over FedPer "
     )
-    assert "No seed is common to all methods" in text and "of 0 seeds" not in text and "mean of 2 seeds" not in text
+    assert "No seed is common to all" in text and "of 0 seeds" not in text and "mean of 2 seeds" not in text
     assert "the two methods have no seed, or no client, in common" in text
     assert "cannot be answered" in gains.gain_answer(compare_runs(runs))[0]
     assert report(runs)
@@ -184,12 +192,12 @@ def test_verdict_score_without_hard_clients_is_not_a_lead(seeds: int, clause: st
     assert group.scored[0] == "FedAvg" and group.ranking is not None
     assert group.ranking.differences[0].direction == (-1 if seeds == 3 else 0)
     assert re.match(
-        r"FedAvg scores highest \(70.\d %\), but on the clients that both methods have, local training is "
+        r"FedAvg scores highest \(70.\d %\), but on the clients and seeds that both have, local training is "
         rf"(19.6|20.0) points higher{re.escape(clause)}",
         text,
     )
     assert f"FedAvg's score covers {12 * seeds} of {20 * seeds} clients" in text
-    assert "higher on the clients that both methods have" in text
+    assert "higher on the clients and seeds that both have" in text
     assert ranking.pairwise_figure(group) is not None
     assert "Scores cover different clients" not in verdict_text(runs_with_clear_winner())
 

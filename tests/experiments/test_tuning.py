@@ -95,6 +95,9 @@ def test_settings_are_ranked_on_common_seeds_and_diverged_ones_last() -> None:
     text = sweep_verdict([found])
     assert text.startswith("FedX rho=1 scores highest (80.0 %), ") and "2 runs with seeds that not all settings" in text
     assert "Ranked last, because a run diverged or was not evaluated: FedX rho=3." in text
+    apart = [outcome({"method.rho": rho, "seed": seed}, rho / 10) for seed, rho in enumerate((1.0, 2.0))]
+    text = sweep_verdict(compare_settings(["method.rho", "seed"], apart, "trained"))
+    assert "No seed is common to all" in text and "not enough seeds to tell whether its lead over FedX rho=1" in text
     assert "No setting has a finite score." in sweep_verdict([grid({1.0: [float("nan")], 2.0: [float("nan")]})])
 
 

@@ -18,6 +18,8 @@ DEPENDENT_SEEDS = (
     "Seeds that re-split the same data are not fully independent, so intervals may be too narrow and p values too "
     "small."
 )
+NO_COMMON_SEED = "No seed is common to all; two of them are compared only on the seeds that both have."
+_IN_COMMON = "on the clients and seeds that both have"
 MORE_SEEDS = f"An interval and a significance test need at least {MIN_SEEDS} seeds."
 
 
@@ -108,9 +110,9 @@ def headline(ranking: Ranking) -> str:
     found = ranking.differences[0]
     test, other = found.test, method_in_text(found.other)
     few = "there are not enough seeds to tell whether"
-    if test.mean < 0:  # possible if the score of the best method covers other clients
+    if test.mean < 0:  # possible if the score of the best method covers other clients or seeds
         gap = f"{ranking.fmt.gap(test.mean)} {ranking.comparative(True)}"
-        start += f", but on the clients that both methods have, {other} is {gap}"
+        start += f", but {_IN_COMMON}, {other} is {gap}"
         return f"{start}; {few} this is more than chance." if test.seeds < MIN_SEEDS else f"{start}: {_outcome(found)}."
     lead = f"its {ranking.fmt.lead(test.mean) if test.mean else 'lead'} over {other}"
     if test.seeds < MIN_SEEDS:
@@ -136,7 +138,7 @@ def pair_sentence(ranking: Ranking, found: PairwiseDifference) -> str:
     if not test.mean:
         sentence += ", on average the same"
     else:
-        where = "" if test.mean > 0 else " on the clients that both methods have"
+        where = "" if test.mean > 0 else f" {_IN_COMMON}"
         sentence += f", {fmt.gap(test.mean)} {ranking.comparative(test.mean < 0)}{where}"
     if test.interval is None or found.p is None:
         return f"{sentence}."
@@ -154,6 +156,6 @@ def other_methods(ranking: Ranking) -> list[str]:
     worse, better, similar = ([f.other for f in tested if f.direction == direction] for direction in (1, -1, 0))
     up = ranking.comparative(True)
     parts = [f"it scores significantly {up} than {join_names(worse, 8)}"] if worse else []
-    parts += [f"on clients that both have, {join_names(better, 8)} scored significantly {up}"] if better else []
+    parts += [f"{_IN_COMMON}, {join_names(better, 8)} scored significantly {up}"] if better else []
     parts += [f"it is not distinguishable from {join_names(similar, 8)}"] if similar else []
     return [f"{parts[0][0].upper()}{'; '.join(parts)[1:]}."]

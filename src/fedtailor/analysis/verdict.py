@@ -1,6 +1,13 @@
 """State in sentences which method scores best, and what limits this conclusion."""
 
-from fedtailor.analysis.comparison import DEPENDENT_SEEDS, MORE_SEEDS, headline, other_methods, pair_sentence
+from fedtailor.analysis.comparison import (
+    DEPENDENT_SEEDS,
+    MORE_SEEDS,
+    NO_COMMON_SEED,
+    headline,
+    other_methods,
+    pair_sentence,
+)
 from fedtailor.analysis.formatting import count_of, join_names, method_in_text
 from fedtailor.analysis.run_summary import Comparison
 from fedtailor.analysis.statistics import MIN_SEEDS
@@ -45,7 +52,7 @@ def _seed_notes(group: Comparison) -> list[str]:
         return []
     first, notes = ranking.differences[0], []
     if not group.shares_seeds:
-        notes.append("No seed is common to all methods; two methods are compared only on the seeds that both have.")
+        notes.append(NO_COMMON_SEED)
     if first.test.seeds > 1:
         up, other = ranking.comparative(True), method_in_text(first.other)
         notes.append(f"{ranking.best} scores {up} than {other} in {first.seeds_won} of {first.test.seeds} seeds.")

@@ -11,6 +11,7 @@ from rich.table import Table
 from fedtailor.analysis.comparison import (
     DEPENDENT_SEEDS,
     MORE_SEEDS,
+    NO_COMMON_SEED,
     Ranking,
     common_seeds,
     compare_with_best,
@@ -156,7 +157,8 @@ class SweepComparison:
             return ["No setting has a finite score."]
         test = f"{self.format_scores(best.test[self.moment])} ({self.moment})"
         if len(self.settings) == 1:
-            return [headline(replace(ranking, score=mean(best.test[self.moment]), data="")), f"The score is {test}."]
+            score = mean(best.test[self.moment]) if best.test[self.moment] else nan
+            return [headline(replace(ranking, score=score, data="")), f"It scores {test}."]
         ranked_by = f"{self.format_scores(list(best.scores.values()))} on validation data and "
         sentences = [headline(ranking), f"It scores {ranked_by if self.validated else ''}{test} on test data."]
         sentences += other_methods(ranking)
@@ -173,6 +175,8 @@ class SweepComparison:
         if len(self.settings) == 1:
             return []
         notes = [MORE_SEEDS if self.seeds < MIN_SEEDS else DEPENDENT_SEEDS]
+        if len({frozenset(one.scores) for one in self.settings}) > 1:
+            notes.append(NO_COMMON_SEED)
         if not self.validated:
             optimistic = "Without validation data, the best setting is chosen on test data and its score is optimistic"
             notes.append(f"{optimistic}: hold out data with --validation 0.2.")
