@@ -66,6 +66,8 @@ def test_clients_that_miss_a_round_continue_from_state_before(tmp_path: Path) ->
     """In round 2, one client is slow, one loses its SuperNode, and one loses power."""
     names = (*NAMES, "dan")
     with federation(tmp_path, names, rounds=4, min_clients=1, deadline=120.0) as deployed:
+        for name in NAMES:
+            deployed.hold(name, after=1)
         deployed.hold("dan", after=2)  # round 3 does not end before all clients are back
         start(deployed, *names)
         assert [deployed.block(name, after=1) for name in NAMES] == [2] * 3
