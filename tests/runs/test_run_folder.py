@@ -66,7 +66,7 @@ def test_run_folder_is_readable_without_fedtailor(net: nn.Module, tmp_path: Path
         {"per_client": {"bytes_up": {"0": math.inf}}}, {"per_client": {"bytes_up": {"7": 1}}}, {"per_client": {}},
         {"last_trained": {"loss": 1.0}}, {"method_metrics": {"weights": [[0.5, 10**400]]}}, {"method_metrics": [1.0]},
     ],
-    ids=str,
+    ids=lambda invalid: str(invalid)[:40],
 )  # fmt: skip
 def test_validate_record_invalid_value_raises(invalid: Record, net: nn.Module, tmp_path: Path) -> None:
     saved_run(tmp_path, "fedavg", net)
