@@ -5,7 +5,7 @@ which public implementations differ.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -37,6 +37,7 @@ def exchanges(method: ft.Method, schedule: Any = SCHEDULE) -> list[tuple[Tree, T
     """Return the server state before and after each round, and the exchange."""
     recorded: list[tuple[Tree, Tree, Exchange]] = []
 
+    @dataclass(frozen=True)
     class Recording(type(method)):  # type: ignore[misc]
         def receive(self, server: Tree, exchange: Exchange) -> Tree:
             after: Tree = super().receive(server, exchange)

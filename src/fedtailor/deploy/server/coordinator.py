@@ -37,8 +37,9 @@ def coordinate(folder: Path, mailbox: Mailbox) -> None:
         try:
             _Coordinator(run, membership).train()
         except Exception as error:
-            reason = str(error) if isinstance(error, FedTailorError) else type(error).__name__
-            membership.write_status("stopped", reason=reason)
+            # The text of unexpected errors may quote data, so the status contains only their type.
+            known = isinstance(error, FedTailorError)
+            membership.write_status("stopped", reason=str(error) if known else type(error).__name__)
             raise
         membership.write_status("finished")
 
