@@ -252,7 +252,8 @@ def processes(root: Path, operator: Path, pids: list[int]) -> dict[int, str]:
     found = dict(zip(pids, ["proxy"] + ["clients"] * len(NAMES), strict=False))
     for process in find_processes(operator / "home"):
         found[process.pid] = next((kind for word, kind in kinds.items() if word in command_line(process)), "other")
-    return found | {process.pid: "clients" for name in NAMES for process in find_processes(root / name / "home")}
+    homes = [root / name / part for name in NAMES for part in ("home", "home/worker")]
+    return found | {process.pid: "clients" for home in homes for process in find_processes(home)}
 
 
 def cpu(found: dict[int, str]) -> Values:

@@ -255,13 +255,20 @@ def sweep_verdict(found: Sequence[SweepComparison]) -> str:
     return " ".join(sweep_sentences(found))
 
 
-def sweep_sentences(found: Sequence[SweepComparison], brief: bool = False) -> list[str]:
-    """Return the findings, each condition with its own verdict, followed by their caveats; briefly, without remarks."""
-    sentences = []
-    for comparison in found:
-        first, *others = comparison.findings()
-        condition = comparison.describe(comparison.conditions) if len(found) > 1 else ""
-        sentences += [f"With {condition}: {first}" if condition else first, *([] if brief else others)]
+def sweep_headlines(found: Sequence[SweepComparison]) -> list[str]:
+    """Return the verdict of each condition."""
+    conditions = [comparison.describe(comparison.conditions) if len(found) > 1 else "" for comparison in found]
+    headlines = [comparison.findings()[0] for comparison in found]
+    return [
+        f"With {condition}: {line}" if condition else line
+        for condition, line in zip(conditions, headlines, strict=True)
+    ]
+
+
+def sweep_sentences(found: Sequence[SweepComparison]) -> list[str]:
+    """Return the findings, each condition with its own verdict, followed by their caveats."""
+    pairs = zip(sweep_headlines(found), found, strict=True)
+    sentences = [text for line, comparison in pairs for text in (line, *comparison.findings()[1:])]
     return [*sentences, *dict.fromkeys(note for comparison in found for note in comparison.caveats())]  # each once
 
 

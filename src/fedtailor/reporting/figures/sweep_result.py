@@ -11,7 +11,14 @@ from fedtailor.analysis.formatting import count_of, format_value, round_digits
 from fedtailor.analysis.run_summary import Comparison
 from fedtailor.experiments.grid import REPEATS, value_label
 from fedtailor.experiments.sweep import Plan, read_plan
-from fedtailor.experiments.tuning import Setting, SweepComparison, compare_settings, make_outcome, sweep_sentences
+from fedtailor.experiments.tuning import (
+    Setting,
+    SweepComparison,
+    compare_settings,
+    make_outcome,
+    sweep_headlines,
+    sweep_sentences,
+)
 from fedtailor.reporting.figures.figure import Table
 from fedtailor.runs.run import MOMENTS, Run
 
@@ -141,11 +148,11 @@ def as_own_comparison(series: Series) -> Series:
 
 
 def settings_summary(comparisons: Sequence[SweepComparison]) -> str:
-    """Return one sentence on the best settings, their significance, and caveats."""
-    sentences = sweep_sentences(comparisons[:_MAX_COMPARISONS], brief=len(comparisons) > 1)
+    """Return the verdict on each comparison, for the caption of a figure."""
+    sentences = sweep_headlines(comparisons[:_MAX_COMPARISONS])
     more = len(comparisons) - _MAX_COMPARISONS
     sentences += [f"The table shows {count_of(more, 'more comparison')}."] if more > 0 else []
-    return f"{'; '.join(sentence.removesuffix('.') for sentence in sentences)}."
+    return " ".join(sentences)
 
 
 def settings_table(comparisons: Sequence[SweepComparison]) -> Table:
