@@ -15,8 +15,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 import fedtailor as ft
 from conftest import METHOD_PARAMS, error_message, same, tiny_federation
 from fedtailor.core.trees import Rows, Tree
+from fedtailor.data.client_folders import read_client
+from fedtailor.deploy.client import client_folder
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.client.worker import RoundRequest, Worker
+from fedtailor.deploy.client.worker_process import answer
 from fedtailor.deploy.dummy_client import dummy_upload, preview_payload
 from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.selftest import read_personal_model
@@ -559,6 +562,32 @@ def test_changed_data_are_rejected(create: Callable[..., InProcessFederation]) -
     federation.grid.tamper = remove_sample
     federation.run()
     assert "The data changed" in load_run(federation.folder / "run").records[0]["failed"][1]
+
+
+def test_worker_rereads_data_and_settings_only_if_they_change(
+    create: Callable[..., InProcessFederation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = create(method="fedavg").client_folders["bob"]
+    reads: list[Path] = []
+
+    def count_reads(path: Path, *args: Any, **options: Any) -> Any:
+        reads.append(path)
+        return read_client(path, *args, **options)
+
+    monkeypatch.setattr(client_folder, "read_client", count_reads)
+
+    def query() -> dict[str, Any]:
+        return dict(json.loads(answer(folder, "query", '{"index": 1}', b"")[0]))
+
+    first = query()
+    assert query() == first and len(reads) == 1
+    with np.load(folder / "data.npz") as arrays:
+        fewer = {key: value[1:] if key.endswith("train") else value for key, value in arrays.items()}
+    np.savez(folder / "data.npz", **fewer)
+    assert query()["train"] == first["train"] - 1 and len(reads) == 2
+    settings = folder / "bundle" / "deployment.toml"
+    settings.write_text(settings.read_text().replace("batch_size = 4", "batch_size = 8"))
+    assert query()["digest"] != first["digest"] and len(reads) == 3
 
 
 def test_personal_models_are_not_on_the_server(create: Callable[..., InProcessFederation]) -> None:

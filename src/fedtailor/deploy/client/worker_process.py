@@ -86,12 +86,14 @@ def _handle(folder: ClientFolder, kind: str, fields: dict[str, Any], tree: Tree)
 
 
 def _open(path: Path) -> ClientFolder:
-    return _keep(path, ClientFolder.open(path).data_version)
+    """Return a client's folder; its data and model remain in memory until the data or the settings change."""
+    opened = ClientFolder.open(path)
+    settings = str(opened.data), opened.deployment.device, deployment_digest(opened.deployment)
+    return _keep(path, settings, opened.data_version)
 
 
 @lru_cache(maxsize=1)
-def _keep(path: Path, data_version: tuple[int, ...]) -> ClientFolder:
-    """Return a client's folder; its data and model remain in memory until the data change."""
+def _keep(path: Path, settings: tuple[str, ...], data_version: tuple[int, ...]) -> ClientFolder:
     return ClientFolder.open(path)
 
 
