@@ -152,7 +152,7 @@ def test_custom_metric_may_be_undefined(net: nn.Module) -> None:
         """Return the fraction of the samples of class 2 that are predicted as class 1."""
         return (outputs.argmax(1)[targets == 2] == 1).double().mean()
 
-    model = ft.wrap(net, metrics={"accuracy": accuracy, "twos": twos_as_ones})
+    model = ft.wrap(net, metrics={"accuracy": accuracy, "twos": ft.Metric(twos_as_ones, higher_is_better=False)})
     record = ft.simulate(
         ft.methods.FedAvg(), model, make_federation_with_single_class_client(), rounds=1, dtype=torch.float64
     ).records[0]

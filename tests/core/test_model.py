@@ -75,6 +75,24 @@ def test_init_of_module_ignores_seed(net: nn.Module) -> None:
     assert same(model.init(0), model.init(1))
 
 
+def test_init_of_factory_follows_seed_alone() -> None:
+    model, state = ft.wrap(TinyNet), torch.get_rng_state()
+    assert same(model.init(3), model.init(3))
+    assert not same(model.init(3), model.init(4))
+    torch.rand(5)
+    assert same(model.init(3), ft.wrap(lambda: TinyNet()).init(3))
+    torch.set_rng_state(state)
+    model.init(3)
+    assert torch.equal(torch.get_rng_state(), state)  # the user's own random numbers do not change
+
+
+def test_simulate_with_factory_draws_initial_weights_from_seed(fed: ft.Federation) -> None:
+    runs = [ft.simulate(FedAvg(), TinyNet, fed, rounds=1, seed=seed) for seed in (0, 0, 1)]
+    first, again, other = (run.server["params"] for run in runs)
+    assert same(first, again)
+    assert not same(first, other)
+
+
 def test_init_returns_copy(net: nn.Module) -> None:
     model = ft.wrap(net)
     model.init(0)["fc.weight"].zero_()
@@ -142,8 +160,8 @@ def test_logits_of_recurrent_layers_use_given_parameters() -> None:
 
 def test_as_model_with_invalid_model_raises() -> None:
     wrong: Any
-    for wrong in ("lenet5", TinyNet):
-        with pytest.raises(ft.FedTailorError, match=r"ft\.network"):
+    for wrong, hint in (("lenet5", r"ft\.network"), (nn.Linear, "lambda: Linear"), (dict, r"return an nn\.Module")):
+        with pytest.raises(ft.FedTailorError, match=hint):
             as_model(wrong)
     with pytest.raises(ft.FedTailorError, match="no weights yet"):
         ft.wrap(nn.Sequential(nn.LazyLinear(3)), head="0")
@@ -429,13 +447,21 @@ def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs[:, 0] - targets).abs()
 
 
+def smoothed(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
+
+
+def first_output(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs[:, 0].sum()
+
+
 def test_custom_loss_and_metrics(fed: ft.Federation) -> None:
-    largest = ft.Metric(lambda o, t: absolute_error(o, t).max(), higher_is_better=False)
-    model = ft.wrap(
-        TinyNet().double(), loss=absolute_error, metrics={"largest": largest, "first": lambda o, t: o[:, 0].sum()}
-    )
+    metrics: dict[str, Any] = {
+        "largest": ft.Metric(lambda o, t: absolute_error(o, t).max(), higher_is_better=False),
+        "first": ft.Metric(first_output, higher_is_better=True),
+    }
+    model = ft.wrap(TinyNet().double(), loss=absolute_error, metrics=metrics)
     assert (model.score, model.higher_is_better) == ("largest", False)
-    assert not model.metrics["first"].higher_is_better  # the default for a custom loss
     run = ft.simulate(FedAvg(), model, fed, rounds=1, dtype=torch.float64)
     x, y = fed.x[fed.test[0]], fed.y[fed.test[0]]
     outputs = load_state(TinyNet().double(), run.personal(0, "received"))(x).detach()
@@ -445,9 +471,40 @@ def test_custom_loss_and_metrics(fed: ft.Federation) -> None:
     assert values["loss_received"][0] == pytest.approx(float(absolute_error(outputs, y).mean()))
 
 
-def test_score_without_metrics_is_loss() -> None:
-    model = ft.wrap(TinyNet(), loss=absolute_error)
-    assert (model.score, model.higher_is_better) == ("loss", False)
+@pytest.mark.parametrize(("name", "higher"), [("accuracy", True), ("Macro-F1", True), ("mae", False), ("RMSE", False)])
+@pytest.mark.parametrize("loss", ["classification", "regression", smoothed])
+def test_metric_direction_follows_from_name_and_never_from_loss(name: str, higher: bool, loss: Any) -> None:
+    assert ft.wrap(TinyNet(), loss=loss, metrics={name: first_output}).higher_is_better is higher
+
+
+def test_metric_without_known_direction_raises() -> None:
+    with pytest.raises(ft.FedTailorError, match=r"ft\.Metric\(function, higher_is_better=True\)"):
+        ft.wrap(TinyNet(), metrics={"first": first_output})
+
+
+def test_custom_loss_on_classes_keeps_classification_metrics(fed: ft.Federation) -> None:
+    runs = {
+        lr: ft.simulate(FedAvg(lr=lr), ft.wrap(TinyNet(), loss=smoothed), fed, rounds=3, validation=0.3)
+        for lr in (1e-6, 0.5)
+    }
+    for run in runs.values():
+        assert (run.info["score"], run.info["higher_is_better"]) == ("accuracy", True)
+        assert run.records[-1]["auc_received"] is not None
+        best = run.summary()["received"]["best_test"]
+        assert best["weighted"] == max(record["accuracy_received"] for record in run.records)
+
+
+def test_custom_loss_without_class_outputs_ranks_by_loss(fed: ft.Federation) -> None:
+    class OneOutput(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x)  # type: ignore[no-any-return]
+
+    run = ft.simulate(FedAvg(), ft.wrap(OneOutput(), loss=absolute_error), fed, rounds=1)
+    assert (run.info["score"], run.info["higher_is_better"]) == ("loss", False)
 
 
 def test_wrap_with_unknown_loss_raises() -> None:

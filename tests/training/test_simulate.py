@@ -197,7 +197,7 @@ def test_make_schedule_draws_fraction_of_clients() -> None:
         ({"evaluate": "none"}, "evaluate must be"),
         ({"engine": "sequentail"}, "did you mean 'sequential'"),
         ({"device": "cuda:77"}, "The device 'cuda:77' is not available"),
-        ({"dtype": torch.float16}, "dtype must be torch.float32 or torch.float64"),
+        ({"dtype": torch.float16}, "dtype must be 'float32' or 'float64'"),
         ({"device": "gpu"}, "The device 'gpu' is not available"),
         ({"schedule": [["a"]]}, "schedule must list clients"),
         ({"schedule": [1, 2]}, "schedule must list the clients of every round"),
@@ -416,14 +416,13 @@ def test_simulate_with_invalid_method_raises(net: nn.Module) -> None:
         simulate(net, WithoutModel())
 
 
-def test_wrap_with_error_metric_sets_lower_is_better() -> None:
-    def error(outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs[:, 0] - targets).abs().mean()
-
-    assert not ft.wrap(nn.Linear(2, 1), head=None, loss="regression", metrics={"mae": error}).higher_is_better
-    assert ft.wrap(nn.Linear(2, 1), head=None, metrics={"own": error}).higher_is_better
+def test_wrap_with_metric_named_loss_raises() -> None:
     with pytest.raises(ft.FedTailorError, match="cannot be named 'loss'"):
-        ft.wrap(nn.Linear(2, 1), head=None, metrics={"loss": error})
+        ft.wrap(nn.Linear(2, 1), head=None, metrics={"loss": lambda outputs, targets: outputs.mean()})
+
+
+def test_simulate_accepts_name_of_dtype(net: nn.Module) -> None:
+    assert same(simulate(net, dtype="float64").server, simulate(net, dtype=torch.float64).server)
 
 
 def test_simulate_accepts_numpy_integers(net: nn.Module) -> None:

@@ -10,13 +10,48 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtailor.errors import ConfigError
+
+MetricFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) of one client -> scalar
+
+_HIGHER_IS_BETTER = {
+    "accuracy", "balanced_accuracy", "top5_accuracy", "precision", "recall", "sensitivity", "specificity",
+    "f1", "macro_f1", "micro_f1", "auc", "auroc", "roc_auc", "average_precision", "kappa", "mcc", "r2",
+    "c_index", "concordance_index", "dice", "iou", "bleu", "rouge",
+}  # fmt: skip
+_LOWER_IS_BETTER = {
+    "mse", "rmse", "mae", "mape", "error", "error_rate", "cross_entropy", "nll", "brier", "brier_score",
+    "perplexity", "ece", "wer", "cer",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: a function of all outputs and targets of a client that returns a scalar, NaN where it is undefined."""
+    """A metric: a function of all outputs and targets of a client that returns a scalar, NaN where it is undefined.
 
-    function: Callable[[Tensor, Tensor], Tensor]
-    higher_is_better: bool = True
+    >>> Metric(lambda outputs, targets: (outputs - targets).abs().max(), higher_is_better=False).higher_is_better
+    False
+    """
+
+    function: MetricFunction
+    higher_is_better: bool
+
+
+def as_metric(name: str, metric: Metric | MetricFunction) -> Metric:
+    """Return a `Metric`; the direction of a plain function follows from a well-known name, such as "accuracy".
+
+    >>> as_metric("RMSE", lambda outputs, targets: outputs.mean()).higher_is_better
+    False
+    """
+    if isinstance(metric, Metric):
+        return metric
+    known = name.lower().replace(" ", "_").replace("-", "_")
+    if known not in _HIGHER_IS_BETTER | _LOWER_IS_BETTER:
+        raise ConfigError(
+            f"It is unknown whether a higher '{name}' is better or worse; pass "
+            f"ft.Metric(function, higher_is_better=True) or higher_is_better=False as the metric '{name}'."
+        )
+    return Metric(metric, known in _HIGHER_IS_BETTER)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedtailor.core.functional_layers import BatchNorm, Dropout, join_path, make_functional
-from fedtailor.core.metrics import Metric, accuracy, auc, macro_f1
+from fedtailor.core.metrics import Metric, MetricFunction, accuracy, as_metric, auc, macro_f1
 from fedtailor.core.trees import Params
-from fedtailor.errors import ConfigError, unknown_name
+from fedtailor.errors import ConfigError, reason, unknown_name
 
 Inputs = Any  # a tensor, or a dict of tensors, with samples on the leading axis
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one loss per example
@@ -36,9 +36,13 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-LOSSES: dict[str, tuple[Loss, dict[str, Metric]]] = {
-    "classification": (cross_entropy, {"accuracy": Metric(accuracy), "macro_f1": Metric(macro_f1), "auc": Metric(auc)}),
-    "regression": (squared_error, {"mse": Metric(lambda o, t: squared_error(o, t).mean(), higher_is_better=False)}),
+CLASSIFICATION_METRICS = {
+    name: as_metric(name, function)
+    for name, function in {"accuracy": accuracy, "macro_f1": macro_f1, "auc": auc}.items()
+}
+LOSSES: dict[str, tuple[Loss, Mapping[str, Metric]]] = {
+    "classification": (cross_entropy, CLASSIFICATION_METRICS),
+    "regression": (squared_error, {"mse": as_metric("mse", lambda o, t: squared_error(o, t).mean())}),
 }
 
 
@@ -51,6 +55,7 @@ class Model:
     head: str | None  # name of the last layer; None: unknown
     loss: Loss = cross_entropy
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics_are_default: bool = False  # the user named no metrics
     build: Callable[[], nn.Module] | None = None  # makes initial weights; None: use those of the module
     description: Mapping[str, Any] = field(default_factory=dict)  # of the network, for the run folder
     parts: Mapping[str, Sequence[str]] = field(
@@ -69,14 +74,8 @@ class Model:
         return (*(name for name, p in self.module.named_parameters() if p.requires_grad), *self.running_stats)
 
     def init(self, seed: int) -> Params:
-        """Return the initial parameters: from the seed for a named network, else the weights of the wrapped module."""
-        module = self.module
-        if self.build is not None:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(
-                    seed
-                )  # torch.manual_seed would also reset the generators of the GPUs
-                module = self.build()
+        """Return the initial parameters: drawn from the seed if the model has a `build`, else the module's weights."""
+        module = self.module if self.build is None else _build(self.build, seed)
         state, like = module.state_dict(), self.module.state_dict()
         return {name: state[name].to(like[name], copy=True) for name in self.names}
 
@@ -176,6 +175,14 @@ class Model:
         """Return the parameters without running statistics, which have no gradient."""
         return {name: p for name, p in params.items() if name not in self.running_stats}
 
+    def with_metrics_for(self, classes: int | None, output_shape: Sequence[int]) -> "Model":
+        """Return the model with the classification metrics if the user named none, the targets are classes, and the
+        outputs have one value per class; this keeps them when a custom loss replaces cross-entropy."""
+        has_class_outputs = classes is not None and len(output_shape) == 1 and output_shape[0] >= max(classes, 2)
+        if not self.metrics_are_default or self.loss is cross_entropy or not has_class_outputs:
+            return self
+        return replace(self, metrics=CLASSIFICATION_METRICS)
+
     @property
     def score(self) -> str:
         """Name of the metric that ranks models: the first metric, or the loss if there is none."""
@@ -258,19 +265,23 @@ class Model:
 
 
 def wrap(
-    module: nn.Module,
+    module: nn.Module | Callable[[], nn.Module],
     head: str | None = "head",
     loss: str | Loss = "classification",
-    metrics: Mapping[str, Metric | Callable[[Tensor, Tensor], Tensor]] | None = None,
+    metrics: Mapping[str, Metric | MetricFunction] | None = None,
     parts: Mapping[str, Sequence[str]] | None = None,
 ) -> Model:
-    """Make a Model from any module.
+    """Make a Model from any module, or from a class or function that builds one.
+
+    A module starts every run with the weights that it has. A class or function, such as `ft.wrap(MyNet)`, is called for
+    every run, so that its initial weights depend on the run's seed.
 
     `head` is the name of its last layer. `loss` is "classification", "regression", or a function of (outputs, targets)
     that returns one loss per example. `metrics` are functions of all (outputs, targets) of a client that return a
-    scalar; the first one ranks models. Higher values are better for classification and lower values for other losses;
-    `ft.Metric(function, higher_is_better=...)` overrides this. `parts` lists layers for methods that split the model,
-    such as parts={"split_input": ["camera"]}.
+    scalar; the first one ranks models. Whether a higher value is better follows from a well-known name, such as
+    "accuracy" or "mae"; other metrics need `ft.Metric(function, higher_is_better=...)`. By default, the metrics are
+    accuracy, macro F1, and AUC if the targets are classes, the squared error for the loss "regression", and otherwise
+    the loss alone. `parts` lists layers for methods that split the model, such as parts={"split_input": ["camera"]}.
 
     >>> wrap(nn.Sequential(nn.Linear(4, 3)), head="0").head
     '0'
@@ -278,11 +289,11 @@ def wrap(
     if isinstance(loss, str) and loss not in LOSSES:
         raise unknown_name("loss", loss, LOSSES)
     function, default_metrics = LOSSES[loss] if isinstance(loss, str) else (loss, {})
-    higher_is_better = loss == "classification"
-    own = {name: m if isinstance(m, Metric) else Metric(m, higher_is_better) for name, m in (metrics or {}).items()}
-    if "loss" in own:
+    if "loss" in (metrics or {}):
         raise ConfigError("A metric cannot be named 'loss', because the loss is recorded under that name.")
-    skeleton = make_functional(copy.deepcopy(module))
+    own = {name: as_metric(name, metric) for name, metric in (metrics or {}).items()}
+    build, original = (None, module) if isinstance(module, nn.Module) else (module, _build(module, seed=0))
+    skeleton = make_functional(copy.deepcopy(original))
     layers = {name: layer for name, layer in skeleton.named_modules(remove_duplicate=False) if name}
     if head is not None and head not in layers:
         last = [name for name, layer in layers.items() if layer._parameters][-1:]
@@ -291,19 +302,52 @@ def wrap(
     body = copy.deepcopy(skeleton)
     if head is not None:
         body.get_submodule(head).register_forward_pre_hook(_stop_before_head)
-    description = {"name": type(module).__name__}
-    chosen = default_metrics if metrics is None else own
-    model = Model(skeleton.train(), body.train(), head, function, chosen, description=description, parts=parts or {})
+    model = Model(
+        skeleton.train(),
+        body.train(),
+        head,
+        function,
+        default_metrics if metrics is None else own,
+        metrics_are_default=metrics is None,
+        build=build,
+        description={"name": type(original).__name__},
+        parts=parts or {},
+    )
     for part in parts or {}:
         model.split({}, part)  # raises ConfigError for unknown layers
     return model
 
 
-def as_model(model: Model | nn.Module) -> Model:
-    """Return a Model as it is and wrap a module."""
-    if not isinstance(model, (Model, nn.Module)):
-        raise ConfigError(f"A model must be an nn.Module, ft.wrap(module), or ft.network(name, fed), got {model!r}.")
-    return model if isinstance(model, Model) else wrap(model)
+ModelLike = Model | nn.Module | Callable[[], nn.Module]
+
+
+def as_model(model: ModelLike) -> Model:
+    """Return a Model as it is and wrap a module, or a class or function that builds one."""
+    if isinstance(model, Model):
+        return model
+    if isinstance(model, nn.Module) or callable(model):
+        return wrap(model)
+    raise ConfigError(
+        "A model must be an nn.Module, a class or function that builds one, ft.wrap(...), or ft.network(name, fed), "
+        f"got {model!r}."
+    )
+
+
+def _build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return a module whose initial weights are drawn from a seed, without changing torch's generators."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also reset the generators of the GPUs
+        try:
+            module = factory()
+        except TypeError as error:
+            name = getattr(factory, "__name__", repr(factory))
+            raise ConfigError(
+                f"{name} cannot be called without arguments to build the model ({reason(error)}); pass a function such "
+                f"as lambda: {name}(...), or an instance."
+            ) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"The function that builds the model must return an nn.Module, got {module!r}.")
+    return module
 
 
 class _HeadReached(Exception):

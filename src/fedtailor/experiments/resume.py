@@ -6,10 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from fedtailor.core.method import Method
-from fedtailor.core.model import Model, as_model
+from fedtailor.core.model import ModelLike, as_model
 from fedtailor.data.datasets import DATASETS
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DamagedRunError, RunError
@@ -37,7 +35,7 @@ def resume(
     path: str | Path,
     *,
     method: Method | None = None,
-    model: Model | nn.Module | None = None,
+    model: ModelLike | None = None,
     fed: Federation | None = None,
     on_round_end: Callable[[Record], None] | None = None,
 ) -> Run:
@@ -71,7 +69,7 @@ def resume(
 
 
 def _experiment(
-    settings: dict[str, Any], method: Method | None, model: Model | nn.Module | None, fed: Federation | None
+    settings: dict[str, Any], method: Method | None, model: ModelLike | None, fed: Federation | None
 ) -> Experiment:
     """Return the experiment that a folder describes; arguments take precedence."""
     given = {"method": method, "network": model, "data": fed}

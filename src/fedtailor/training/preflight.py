@@ -18,8 +18,11 @@ _SMALL_STEP = 2.5e7  # multiplications: about a millisecond on one thread
 _COPIES = 8  # of weights and activations during a step: values, gradients, and tensors saved for backward
 
 
-def check_model_fits(model: Model, params: Params, shared: SharedContext, fed: Federation) -> None:
-    """Run the model on the first client's first sample, and raise `ConfigError` if it does not fit the data."""
+def check_model_fits(model: Model, params: Params, shared: SharedContext, fed: Federation) -> torch.Size:
+    """Run the model on the first client's first sample, and raise `ConfigError` if it does not fit the data.
+
+    Returns the shape of the output for one sample.
+    """
     sample = fed.train[0][:1].to(shared.y.device)
     inputs, targets = shared.prepare(take_samples(shared.x, sample)), shared.y[sample]
     is_classification = model.loss is cross_entropy
@@ -41,6 +44,7 @@ def check_model_fits(model: Model, params: Params, shared: SharedContext, fed: F
         owner = fed.find_owner(too_large)
         raise ConfigError(f"Client {owner} has labels beyond the model's {outputs.shape[1]} outputs; add outputs.")
     _check_deterministic(shared, params, torch.cat([sample, sample]))
+    return outputs.shape[1:]
 
 
 def _check_deterministic(shared: SharedContext, params: Params, samples: Tensor) -> None:

@@ -9,13 +9,13 @@ from dataclasses import fields
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtailor.core.method import Method
-from fedtailor.core.model import Model, as_model
+from fedtailor.core.model import Model, ModelLike, as_model
 from fedtailor.core.trees import Params
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError
@@ -36,7 +36,7 @@ from fedtailor.version import VERSION
 
 def simulate(
     method: Method,
-    model: Model | nn.Module,
+    model: ModelLike,
     fed: Federation,
     *,
     rounds: int | None = None,
@@ -45,7 +45,7 @@ def simulate(
     engine: str = "auto",
     chunk_size: int | None = None,
     device: str = "auto",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     seed: int = 0,
     schedule: Sequence[Sequence[int]] | None = None,
     validation: float = 0.0,
@@ -63,7 +63,8 @@ def simulate(
 
     Args:
         method: The method, such as `ft.methods.FedAvg(lr=0.1)`.
-        model: A network from `ft.network` or `ft.wrap`, or a plain `nn.Module` with a layer `head`.
+        model: A network from `ft.network` or `ft.wrap`, an `nn.Module` with a layer `head`, or a class or function that
+            builds one. A module starts with its own weights; the weights of all others are drawn from the seed.
         fed: The clients and their data.
         rounds: Number of rounds. The default is the length of `schedule`, or 20.
         batch_size: Samples per batch. A client with fewer samples uses all of them.
@@ -72,7 +73,7 @@ def simulate(
             "sequential", or "auto" (the fastest of these for this run).
         chunk_size: Maximum number of clients that the vectorized engine trains at once (per core on a CPU).
         device: "cpu", "cuda", or "auto" (a GPU if available).
-        dtype: `torch.float32` or `torch.float64`.
+        dtype: `torch.float32` or `torch.float64`, or their names "float32" and "float64".
         seed: Seed of all random numbers.
         schedule: The clients of every round, instead of `rounds` and `participation`.
         validation: Fraction of each client's training samples to hold out for selecting a round or settings.
@@ -98,7 +99,7 @@ def simulate(
         engine=engine,
         chunk_size=_as_int(chunk_size),
         device=str(device),
-        dtype=_dtype_name(dtype),
+        dtype=str(dtype).removeprefix("torch."),  # type: ignore[arg-type]  # TrainingConfig checks it
         seed=_as_int(seed),
         schedule=None if schedule is None else [_client_list(clients) for clients in schedule],
         validation=validation,
@@ -209,11 +210,3 @@ def describe_method(method: Method) -> dict[str, Any]:
     values = {f.name: getattr(method, f.name) for f in fields(method)}
     plain = {name: describe_method(value) if isinstance(value, Method) else value for name, value in values.items()}
     return {"name": type(method).__name__.lower()} | plain
-
-
-def _dtype_name(dtype: torch.dtype) -> Literal["float32", "float64"]:
-    if dtype == torch.float32:
-        return "float32"
-    if dtype == torch.float64:
-        return "float64"
-    raise ConfigError(f"dtype must be torch.float32 or torch.float64, got {dtype}.")

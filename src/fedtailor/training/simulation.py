@@ -1,6 +1,7 @@
 """Build a simulation: check that method, model, and data fit together, and choose the engine."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +50,9 @@ def build_simulation(
     sizes = torch.from_numpy(samples["train"].sizes)
     participation = sum(map(len, schedule)) / (len(schedule) * fed.num_clients)
     shared = make_shared_context(config, model, fed, sizes, len(schedule), participation)
-    check_model_fits(model.eval_mode, params, shared, fed)
+    output_shape = check_model_fits(model.eval_mode, params, shared, fed)
+    model = model.with_metrics_for(fed.classes, output_shape)
+    shared = replace(shared, model=shared.model.with_metrics_for(fed.classes, output_shape))
     setup = Setup(model, params, fed.num_clients, sizes.to(device), len(schedule), seed)
     check_method_memory(method, setup)
     server = Server.build(method, setup, config.channel, lambda: seed)
@@ -125,6 +128,7 @@ def model_info(server: Server) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.module.parameters() if p.requires_grad),
         "score": model.score,
         "higher_is_better": model.higher_is_better,
+        "initial_weights": "fixed" if model.build is None else "seed",
         "layers": list(model.layers()),
     }
 
