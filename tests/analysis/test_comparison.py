@@ -8,9 +8,10 @@ from scipy.stats import ttest_rel
 
 import fedtailor as ft
 from conftest import error_message
-from fedtailor.analysis.client_gains import client_gains, gain_sentences
+from fedtailor.analysis.client_gains import client_gains, gain_sentences, gains_over_local
 from fedtailor.analysis.comparison import compare_with_best, rank
 from fedtailor.analysis.run_summary import compare_runs, make_comparisons
+from fedtailor.analysis.tables import comparison_table
 from fedtailor.reporting.figures import clients, curves, gains, ranking
 from fedtailor.reporting.page import render_page
 from fedtailor.reporting.report import build_page, report
@@ -81,7 +82,7 @@ def test_verdict_clients_of_one_seed_are_not_replications() -> None:
 def test_verdict_states_interval_p_value_and_dependence_of_seeds() -> None:
     text = verdict_text(seeded_runs({"local": [0.70, 0.55, 0.60], "fedper": [0.80, 0.75, 0.90]}))
     assert "but its 20.0-point lead over local training is not statistically significant over 3 seeds." in text
-    assert "Scores are accuracy over all test samples, as trained in the last round, mean of 3 seeds." in text
+    assert "Scores are accuracy over all test samples after the last round, mean of 3 seeds, as trained." in text
     pair = "20.0 points lower (95 % interval of this pair only: −4.8 to +44.8): not statistically significant"
     assert f"Local training scores 61.7 %, {pair} over 3 seeds (p = 0.074)." in text
     assert "FedPer scores higher than local training in 3 of 3 seeds." in text
@@ -141,7 +142,7 @@ def test_verdict_one_diverged_seed_leaves_method_unranked() -> None:
     """FedAvg is better in two seeds, but its mean over seeds does not exist."""
     text = verdict_text(seeded_runs({"local": [0.5, 0.6, 0.7], "fedavg": [0.9, 0.8, NAN]}))
     assert text.startswith("Local training scores 60.0 %; no other method or setting has a score to compare it with.")
-    assert "Ranked last, because a run diverged or was not evaluated as trained: FedAvg." in text
+    assert "Ranked last, because a run diverged or was not evaluated: FedAvg." in text
 
 
 def test_verdict_names_methods_with_failed_clients() -> None:
@@ -218,19 +219,50 @@ def test_verdict_names_the_clients_that_a_score_covers() -> None:
     for method, base in (("local", 0.5), ("fedavg", 0.6)):
         scores = {2: base, 5: base + 0.1}
         runs.append(run_with_scores(method, scores, before=dict.fromkeys(range(8), 0.3), num_clients=8))
-        runs[-1].records[-1]["last_trained"] = {"accuracy": scores}
         runs[-1].experiment["evaluate"] = "participants"
     text = verdict_text(runs)
-    assert "over the test samples of the 2 of 8 clients that have a score, as trained" in text
+    assert "over the test samples of the 2 of 8 clients that have a score after the last round, as trained" in text
     assert "all test samples" not in text and "Scores cover different clients" not in text
     distribution, lines = clients.score_distribution(compare_runs(runs)), curves.curves(compare_runs(runs))
     assert distribution is not None and "median of 2 clients scores 65.0 %" in distribution.summary
     assert "of these clients; 6 clients have no score" in distribution.summary
     assert lines is not None and "its last score covers the clients evaluated at the end" in lines.summary
-    runs[1].records[-1]["last_trained"] = {"accuracy": {0: 0.5}}
-    assert "over the test samples of the clients that have a score, as" in verdict_text(runs)
+    runs[1].records[-1]["per_client"]["accuracy_trained"] = {0: 0.5}
+    assert "over the test samples of the clients that have a score after" in verdict_text(runs)
     seeds = [run_with_scores(m, {c: 0.5, 3: 0.6}, c, num_clients=8) for c in (0, 1) for m in ("local", "fedavg")]
     assert "2 of 8 clients that have a score in each seed" in verdict_text(seeds)
+
+
+def test_comparison_ranks_common_model_by_received_scores() -> None:
+    """FedAvg's clients score 60 % before averaging, but its common model scores 50 %, less than local training."""
+    runs = [run_with_scores("local", {0: 0.55}), run_with_scores("fedavg", {0: 0.6}, ranked_by="received")]
+    group = compare_runs(runs)
+    assert list(group.methods) == ["Local training", "FedAvg"]
+    assert group.score("FedAvg") == pytest.approx(0.5) and group.score("FedAvg", "trained") == pytest.approx(0.6)
+    assert [one.gain for one in gains_over_local(group)["FedAvg"].values()] == [pytest.approx(-0.05)]
+    assert "after the last round, FedAvg as received, the others as trained." in verdict_text(runs)
+    table = comparison_table(group)
+    shown = {str(column.header): list(column.cells) for column in table.columns}
+    assert shown["ranked by"] == ["trained", "received"] and shown["worst 10 %"] == ["55.0", "50.0"]
+
+
+def test_baseline_is_local_training_in_every_round() -> None:
+    sampled = run_with_scores("local", {0: 0.9}, fields={"sampled": True})
+    both = compare_runs([sampled, run_with_scores("local", {0: 0.5}, fields={"sampled": False})])
+    assert both.baseline is not None and both.score(both.baseline) == 0.5
+    assert compare_runs([sampled]).baseline == "Local training"
+
+
+@pytest.mark.parametrize("initial_weights", ["fixed", "seed"])
+def test_verdict_and_table_say_if_seeds_share_initial_weights(initial_weights: str) -> None:
+    runs = [
+        run_with_scores(method, {0: 0.5 + 0.1 * seed}, seed, initial_weights=initial_weights)
+        for method in ("local", "fedper")
+        for seed in (0, 1, 2)
+    ]
+    for text in (verdict_text(runs), str(comparison_table(compare_runs(runs)).caption)):
+        assert ("All seeds start from the same initial weights" in text) == (initial_weights == "fixed")
+    assert "initial weights" not in verdict_text([run for run in runs if run.experiment["seed"] == 0])
 
 
 def test_figures_of_complete_scores_cover_all_clients() -> None:

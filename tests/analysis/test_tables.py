@@ -20,7 +20,8 @@ def make_run(
     record: dict[str, Any] = {"round": 1, "per_client": values}
     record |= {"bytes_up": 2_000_000, "bytes_down": 4_000_000, "seconds": 1.5}
     clients = [{"name": str(client), "train": 1, "test": 1, "validation": 0} for client in scores]
-    found = {"score": "accuracy", "higher_is_better": True, "clients": clients, "engine": "pool"} | info
+    found = {"score": "accuracy", "higher_is_better": True, "clients": clients, "engine": "pool"}
+    found |= {"ranked_by": "trained", "initial_weights": "seed"} | info
     found["method_title"] = method_title(method)
     experiment = {"seed": seed, "method": {"name": method}, "data": {"name": "example data"}}
     return ft.Run(experiment, found, [record], {}, lambda client: {}, lambda client, moment: {})
@@ -85,4 +86,4 @@ def test_comparison_counts_clients_that_gain_beyond_their_test_samples() -> None
     for run in runs:
         run.info["clients"] = [{**client, "test": 100} for client in run.info["clients"]]
     found = rows(comparison_table(compare_runs(runs)))
-    assert found["FedPer"][3] == "50 %" and found["Local training"][3] == ""
+    assert found["FedPer"][4] == "50 %" and found["Local training"][4] == ""

@@ -22,7 +22,7 @@ def set_scores(folder: Path, score: float) -> None:
     """Change the record of a finished run of one round: all clients have this accuracy."""
     record = json.loads((folder / "rounds.jsonl").read_text())
     tables = [record["per_client"][f"accuracy_{moment}"] for moment in ("received", "trained")]
-    for table in [*tables, record["last_trained"]["accuracy"]]:
+    for table in tables:
         table.update(dict.fromkeys(table, score))
     content = f"{json.dumps(record)}\n".encode()
     (folder / "rounds.jsonl").write_bytes(content)

@@ -171,8 +171,6 @@ def make_run(scores: list[dict[int, float]], losses: list[dict[int, float]], tra
 def test_scores_undefined_in_last_round_are_not_taken_from_earlier_round() -> None:
     run = make_run([{0: 0.9, 1: 0.5}, {0: 0.4}], [{0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0}], (1, 1))
     assert run.scores("trained") == {0: 0.4}
-    absent = make_run([{0: 0.9, 1: 0.5}, {0: 0.4}], [{0: 1.0, 1: 1.0}, {0: 1.0}], (1, 1))
-    assert absent.scores("trained") == {0: 0.4, 1: 0.5}
 
 
 def test_summary_largest_and_worst_tenth() -> None:

@@ -194,7 +194,7 @@ def test_invalid_values_in_record_do_not_affect_other_runs(tmp_path: Path, place
     clients = [{"name": "0", "train": 1, "validation": 0, "test": 1}]
     info = {"format": FORMAT, "method_title": "Local", "clients": clients, "engine": "pool", "threads": 1,
             "chunk_size": None, "device": "cpu", "torch": "2", "score": "accuracy", "higher_is_better": True,
-            "fingerprint": {}}  # fmt: skip
+            "ranked_by": "trained", "initial_weights": "seed", "fingerprint": {}}  # fmt: skip
     settings = (
         'rounds = 1\nseed = 0\n[method]\nname = "local"\n[network]\nname = "mlp"\n[data]\nname = "d"\n[channel]\n'
     )

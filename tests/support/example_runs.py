@@ -59,6 +59,7 @@ def example_run(
         "engine_reason": "",
         "chunk_size": None, "device": "cpu",
         "threads": 1, "torch": "2", "parameters": 25, "score": "accuracy", "higher_is_better": True,
+        "ranked_by": "trained", "initial_weights": "seed",
         "layers": ["body", "head"], "clients": clients, "fingerprint": {},
     }  # fmt: skip
     settings = {
@@ -82,6 +83,8 @@ def run_with_scores(
     rounds: int = 2,
     failed: dict[int, str] | None = None,
     num_clients: int | None = None,
+    ranked_by: str = "trained",
+    initial_weights: str = "seed",
 ) -> Run:
     """Return a run that ends with these scores as trained; received scores are 0.1 lower. Clients without a score were
     not evaluated."""
@@ -103,7 +106,7 @@ def run_with_scores(
     ]
     info = {
         "method_title": method_title(method), "score": score, "higher_is_better": higher, "clients": clients,
-        "engine": "pool", "device": "cpu",
+        "engine": "pool", "device": "cpu", "ranked_by": ranked_by, "initial_weights": initial_weights,
     }  # fmt: skip
     experiment = {
         "seed": seed, "rounds": rounds, "method": {"name": method, **(fields or {})}, "network": {"name": "mlp"},

@@ -33,27 +33,27 @@ def test_record_contains_clients_bytes_and_scores(net: nn.Module) -> None:
     size = 8 * sum(p.numel() for p in net.parameters())
     assert first["bytes_up"] == first["bytes_down"] == 2 * size
     assert first["per_client"]["bytes_up"] == {0: size, 2: size}
-    assert set(first["per_client"]["accuracy_trained"]) == {0, 2}
-    assert set(first["per_client"]["accuracy_received"]) == {0, 1, 2, 3}
+    assert set(first["per_client"]["loss"]) == {0, 2}  # the training loss
+    assert set(first["per_client"]["accuracy_trained"]) == set(first["per_client"]["accuracy_received"]) == {0, 1, 2, 3}
     assert first["seconds"] > 0
 
 
 def test_moments_received_and_trained_match_models(net: nn.Module) -> None:
-    """received: the average after this round; trained: the client's weights before averaging."""
+    """received: the average after this round; trained: the model that a client holds, before averaging."""
     run = simulate(net, schedule=[[0, 1, 2], [0, 2]])
     last = run.records[-1]["per_client"]
     twin = TinyNet().double()
     for client in range(4):
         assert accuracy(twin, run.server["params"], client) == last["accuracy_received"][client]
         assert same(run.personal(client, "received"), run.server["params"])
-    for client in (0, 2):
+    for client in range(4):
         assert accuracy(twin, run.personal(client), client) == last["accuracy_trained"][client]
     weights = [SIZES[client] / (SIZES[0] + SIZES[2]) for client in (0, 2)]
     average = {n: weights[0] * run.personal(0)[n] + weights[1] * run.personal(2)[n] for n in net.state_dict()}
     assert same(run.server["params"], average, 1e-12)
     round_one = simulate(net, schedule=[[0, 1, 2]])
     assert same(run.personal(1), round_one.personal(1))  # absent in round 2: model of its last training
-    assert same(run.personal(3), net.state_dict())  # never took part: initial model
+    assert same(run.personal(3), run.server["params"])  # has not trained yet: the model it would receive
 
 
 def test_record_means_are_weighted_by_test_size_and_plain(net: nn.Module) -> None:
@@ -86,7 +86,7 @@ def test_evaluate_all_covers_more_clients_than_one_chunk(net: nn.Module) -> None
     """Clients are evaluated in chunks of 64; one of 130 trains, and all of them are evaluated."""
     run = ft.simulate(ft.methods.FedAvg(), net, tiny_federation((1,) * 130), schedule=[[0]], dtype=torch.float64)
     assert list(run.records[0]["per_client"]["accuracy_received"]) == list(range(130))
-    assert list(run.records[0]["last_trained"]["accuracy"]) == list(range(130))
+    assert list(run.records[0]["per_client"]["accuracy_trained"]) == list(range(130))
 
 
 def test_evaluate_with_number_keeps_same_clients(net: nn.Module) -> None:
@@ -116,17 +116,18 @@ def test_simulate_does_not_use_global_generator() -> None:
 
 def test_named_network_starts_from_seed_and_module_from_its_weights(net: nn.Module) -> None:
     fed = ft.load("digits", clients=3)
-    named = [ft.simulate(ft.methods.Local(), ft.network("mlp", fed), fed, schedule=[[0]], seed=s) for s in (0, 0, 1)]
+    method = ft.methods.Local(sampled=True)
+    named = [ft.simulate(method, ft.network("mlp", fed), fed, schedule=[[0]], seed=s) for s in (0, 0, 1)]
     assert same(named[0].personal(2), named[1].personal(2))
     assert not same(named[0].personal(2), named[2].personal(2))
-    own = simulate(net, ft.methods.Local(), schedule=[[0]], seed=7)
+    own = simulate(net, method, schedule=[[0]], seed=7)
     assert same(own.personal(3), net.state_dict())
 
 
 def test_initial_weights_are_starting_point(net: nn.Module) -> None:
     torch.manual_seed(9)
     other = TinyNet().double()
-    run = simulate(net, ft.methods.Local(), schedule=[[0]], initial_weights=other.state_dict())
+    run = simulate(net, ft.methods.Local(sampled=True), schedule=[[0]], initial_weights=other.state_dict())
     assert same(run.personal(3), other.state_dict())
     with pytest.raises(ft.FedTailorError, match=r"has no 'head\.weight'"):
         simulate(net, initial_weights={k: v for k, v in other.state_dict().items() if k != "head.weight"})
@@ -157,13 +158,32 @@ def test_scores_trained_cover_clients_absent_from_evaluated_rounds(net: nn.Modul
     assert run.scores("trained") == {client: accuracy(twin, run.personal(client), client) for client in range(4)}
 
 
-def test_last_trained_contains_validation_scores_of_all_clients(net: nn.Module) -> None:
-    """The scores equal those of a run that evaluates every round."""
-    schedule = [[0], [1], [2], [3], [0]]
-    at_end, always = (simulate(net, schedule=schedule, evaluate_every=every, validation=0.5) for every in (5, 1))
-    scores = [record["per_client"].get("validation_trained", {}) for record in always.records]
-    expected = {client: value for values in scores for client, value in values.items()}
-    assert at_end.records[-1]["last_trained"]["validation"] == expected and expected.keys() > {0}
+def test_evaluate_every_does_not_change_values_of_last_round(net: nn.Module) -> None:
+    schedule = [[0], [1], [0]]
+    at_end, always = (simulate(net, schedule=schedule, evaluate_every=every, validation=0.5) for every in (3, 1))
+    assert at_end.records[-1]["per_client"] == always.records[-1]["per_client"]
+    assert at_end.records[-1]["per_client"]["validation_trained"].keys() > {0}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"participation": 0.25}, {"schedule": [[0], [1], [0]]}, {"unreliable": ft.Unreliable(dropout=0.5)}],
+    ids=["participation", "schedule", "unreliable"],
+)
+def test_local_training_does_not_depend_on_server(net: nn.Module, settings: dict[str, Any]) -> None:
+    everyone = simulate(net, ft.methods.Local(), rounds=3)
+    run = simulate(net, ft.methods.Local(), **({} if "schedule" in settings else {"rounds": 3}), **settings)
+    assert all(record["clients"] == [0, 1, 2, 3] and not record["missed"] for record in run.records)
+    assert all(same(run.personal(client), everyone.personal(client)) for client in range(4))
+
+
+def test_sampled_local_training_trains_in_rounds_of_selected_clients(net: nn.Module) -> None:
+    """Two rounds of training in a run of three rounds equal a run of two rounds."""
+    run = simulate(net, ft.methods.Local(sampled=True), schedule=[[0, 1], [0], [2]])
+    assert [record["clients"] for record in run.records] == [[0, 1], [0], [2]]
+    assert same(run.personal(3), net.state_dict())
+    assert same(run.personal(1), simulate(net, ft.methods.Local(), rounds=1).personal(1))
+    assert same(run.personal(0), simulate(net, ft.methods.Local(), rounds=2).personal(0))
 
 
 def test_make_schedule_draws_fraction_of_clients() -> None:

@@ -32,10 +32,10 @@ def client_gains(group: Comparison, label: str, other: str) -> dict[Client, Clie
     scores: dict[Client, tuple[list[float], list[float]]] = {}  # of both methods, one per seed
     sizes: dict[Client, int] = {}
     for ours, theirs in group.run_pairs(label, other):
-        for client in ours.last["trained"].keys() & theirs.last["trained"].keys():
+        for client in ours.ranked_scores.keys() & theirs.ranked_scores.keys():
             key = ours.split, client
             for values, summary in zip(scores.setdefault(key, ([], [])), (ours, theirs), strict=True):
-                values.append(summary.last["trained"][client])
+                values.append(summary.ranked_scores[client])
             sizes[key] = ours.test_sizes[client]
     means = {key: (fmean(scores[key][0]), fmean(scores[key][1])) for key in sorted(scores)}
     return {key: _gain(group, *own, sizes[key]) for key, own in means.items() if isfinite(own[1])}

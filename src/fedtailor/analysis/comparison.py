@@ -20,6 +20,10 @@ DEPENDENT_SEEDS = (
 )
 NO_COMMON_SEED = "No seed is common to all; two of them are compared only on the seeds that both have."
 _IN_COMMON = "on the clients and seeds that both have"
+SAME_START = (
+    "All seeds start from the same initial weights, so differences between initial weights are not included; pass a "
+    "class or function that builds the module to draw them from the seed."
+)
 MORE_SEEDS = f"An interval and a significance test need at least {MIN_SEEDS} seeds."
 
 

@@ -57,14 +57,25 @@ class RunSummary:
         return self.seed, self.split
 
     @property
+    def ranked_by(self) -> str:
+        """The moment that ranks the method: "received" for methods with one common model, "trained" for most others."""
+        return str(self.run.info["ranked_by"])
+
+    @property
+    def ranked_scores(self) -> Values:
+        """The clients' scores after the last round, at the moment that ranks the method."""
+        return self.last[self.ranked_by]
+
+    @property
     def num_scored(self) -> tuple[int, int]:
-        """The number of clients with a score as trained, and the number of clients with test samples."""
-        scored = sum(self.test_sizes[client] > 0 for client in self.last["trained"])
+        """The number of clients with a score, and the number of clients with test samples."""
+        scored = sum(self.test_sizes[client] > 0 for client in self.ranked_scores)
         return scored, sum(size > 0 for size in self.test_sizes)
 
-    def score(self, moment: str) -> float | None:
-        """Return the score over all test samples of the clients that have a score after the last round."""
-        return weighted_mean(self.last[moment], self.test_sizes)
+    def score(self, moment: str | None = None) -> float | None:
+        """Return the score over all test samples of the clients that have a score after the last round, by default at
+        the moment that ranks the method."""
+        return weighted_mean(self.last[moment or self.ranked_by], self.test_sizes)
 
     def name(self, client: int) -> str:
         return shorten(str(self.run.info["clients"][client]["name"]))
@@ -136,8 +147,10 @@ class Comparison:
 
     @property
     def baseline(self) -> str | None:
-        """The label of local training, or None."""
-        return next((label for label, runs in self.methods.items() if runs[0].run.method == "local"), None)
+        """The label of local training, or None; training in every round goes before training in sampled rounds."""
+        settings = {label: runs[0].run.experiment["method"] for label, runs in self.methods.items()}
+        local = [label for label, method in settings.items() if method["name"] == "local"]
+        return min(local, key=lambda label: bool(settings[label].get("sampled")), default=None)
 
     @property
     def summaries(self) -> list[RunSummary]:
@@ -154,20 +167,24 @@ class Comparison:
 
     @cached_property
     def scored(self) -> list[str]:
-        """Labels of the methods that have a score as trained, the best first."""
+        """Labels of the methods that have a score, the best first."""
         return [label for label in self.methods if self.score(label) is not None]
 
-    def scores(self, label: str, moment: str = "trained") -> list[float]:
-        """Return one score per seed."""
+    def ranked_by(self, label: str) -> str:
+        """Return the moment that ranks a method."""
+        return self.methods[label][0].ranked_by
+
+    def scores(self, label: str, moment: str | None = None) -> list[float]:
+        """Return one score per seed, by default at the moment that ranks the method."""
         scores = (summary.score(moment) for summary in self.methods[label])
         return [score for score in scores if score is not None]
 
-    def score(self, label: str, moment: str = "trained") -> float | None:
+    def score(self, label: str, moment: str | None = None) -> float | None:
         """Return the mean over seeds; None if a run diverged or was not evaluated."""
         scores = self.scores(label, moment)
         return mean(scores) if scores and all(map(isfinite, scores)) else None
 
-    def interval(self, label: str, moment: str = "trained") -> tuple[float, float] | None:
+    def interval(self, label: str, moment: str | None = None) -> tuple[float, float] | None:
         """Return the 95 % interval of the mean over seeds by Student's t, clipped to [0, 1] for percentages; None for
         fewer than three seeds."""
         if self.score(label, moment) is None or (found := mean_interval(self.scores(label, moment))) is None:
@@ -177,7 +194,7 @@ class Comparison:
 
     @cached_property
     def ranking(self) -> Ranking | None:
-        """The best method as trained, and its differences to the others; None if no method has a score."""
+        """The best method and its differences to the others; None if no method has a score."""
         scores = {label: score for label in self.methods if (score := self.score(label)) is not None}
         if not scores:
             return None
@@ -196,7 +213,7 @@ class Comparison:
         test samples, then with equal weight for all clients."""
         found = []
         for ours, theirs in self.run_pairs(label, other):
-            scores = [summary.last["trained"] for summary in (ours, theirs)]
+            scores = [summary.ranked_scores for summary in (ours, theirs)]
             both = [client for client in scores[0] if client in scores[1] and ours.test_sizes[client]]
             if both:
                 total = sum(ours.test_sizes[client] for client in both)
@@ -258,7 +275,7 @@ def _compare(runs: Sequence[Run], differs_in: str) -> Comparison:
 
 def rank_methods(group: Comparison) -> Comparison:
     """Return the comparison with the best method first; methods that diverged or were not evaluated are last."""
-    scores = {label: group.scores(label) or group.scores(label, "received") for label in group.methods}
+    scores = {label: group.scores(label) for label in group.methods}
     return replace(group, methods={label: group.methods[label] for label in rank(scores, group.sign > 0)})
 
 

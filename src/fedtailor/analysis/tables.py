@@ -8,8 +8,10 @@ from rich import box
 from rich.table import Table
 
 from fedtailor.analysis.client_gains import gains_over_local, has_known_uncertainty
-from fedtailor.analysis.formatting import ScoreFormat, percent, shorten
+from fedtailor.analysis.comparison import SAME_START
+from fedtailor.analysis.formatting import ScoreFormat, count_of, percent, shorten
 from fedtailor.analysis.run_summary import Comparison
+from fedtailor.analysis.verdict import seeds_share_start
 from fedtailor.runs.run import MOMENTS, Run
 
 _CHOICE_HEADINGS = {"last": "last", "best_validation": "best on\nvalidation", "best_test": "best on\ntest"}
@@ -41,21 +43,25 @@ def run_table(run: Run) -> Table:
     table.caption += f"{up:.1f} MB up and {down:.1f} MB down in total. "
     if (epsilon := run.records[-1].get("epsilon")) is not None:
         table.caption += f"ε = {epsilon:.3g} at δ = {run.experiment['channel']['delta']:g}. "
-    table.caption += f"Most papers report best on test, which is optimistic.{_metric_notes(others, [run])}"
+    table.caption += (
+        f"Most papers report best on test, which is optimistic.{_untested(run)}{_metric_notes(others, [run])}"
+    )
     return table
 
 
 def comparison_table(group: Comparison) -> Table:
-    """Return the table of several methods, ranked by the score as trained in the last round."""
+    """Return the table of several methods, ranked by their score after the last round."""
     first, gains = group.first, gains_over_local(group)
     seeds = max(len(summaries) for summaries in group.methods.values())
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    columns = ["method", "trained", "received", "worst 10 %", "> local", "MB up", "MB down", "s"]
+    columns = ["method", "trained", "received", "ranked by", "worst 10 %", "> local", "MB up", "MB down", "s"]
     table = new_table(f"{_describe(first)}; {_score_format(first).in_words}; {over}", columns, left=1)
     for label, summaries in group.methods.items():
         runs = [summary.run for summary in summaries]
-        wanted = [("trained", "weighted"), ("received", "weighted"), ("trained", "worst_tenth")]
+        moment = group.ranked_by(label)
+        wanted = [("trained", "weighted"), ("received", "weighted"), (moment, "worst_tenth")]
         shown = [spread(first.info["score"], _over_seeds(runs, *what)) for what in wanted]
+        shown.insert(2, moment)
         up, down, seconds = (mean(run.total(key) for run in runs) for key in ("bytes_up", "bytes_down", "seconds"))
         gain = [one.direction > 0 for one in gains.get(label, {}).values()]
         better = percent(mean(gain)) if gain else ""
@@ -63,9 +69,11 @@ def comparison_table(group: Comparison) -> Table:
     beyond = " by more than the uncertainty of their test samples" if has_known_uncertainty(group) else ""
     table.caption = (
         "Last round, all test samples. trained: after local training, before averaging; received: after averaging. "
-        "worst 10 %: mean of those clients, trained. > local: clients that score better than with local training"
-        f"{beyond}, trained. s: seconds of training; methods differ in their number of steps."
+        "ranked by: the moment that ranks the method, also of the next two columns. worst 10 %: mean of these clients. "
+        f"> local: clients that score better than with local training{beyond}. s: seconds of training; methods differ "
+        f"in their number of steps.{_untested(first)}"
     )
+    table.caption += f" {SAME_START}" if seeds_share_start(group) else ""
     return table
 
 
@@ -77,13 +85,21 @@ def other_metrics(group: Comparison) -> Table:
     table = new_table("", ["method", "largest 10 %", *(ScoreFormat(name).name for name in names)], left=1)
     for label, summaries in group.methods.items():
         runs = [summary.run for summary in summaries]
-        shown = [spread(group.first.info["score"], _over_seeds(runs, "trained", "largest_tenth"))]
-        shown += [spread(metric, _over_seeds(runs, "trained", "weighted", metric)) for metric in names]
+        moment = group.ranked_by(label)
+        shown = [spread(group.first.info["score"], _over_seeds(runs, moment, "largest_tenth"))]
+        shown += [spread(metric, _over_seeds(runs, moment, "weighted", metric)) for metric in names]
         table.add_row(label, *shown)
     table.caption = (
-        f"Last round, trained. largest 10 %: clients with the most training samples.{_metric_notes(names, every)}"
+        "Last round, at the moment that ranks the method. largest 10 %: clients with the most training samples."
+        f"{_metric_notes(names, every)}"
     )
     return table
+
+
+def _untested(run: Run) -> str:
+    """Return how many clients train but are not scored, because they have no test samples."""
+    untested = sum(not client["test"] for client in run.info["clients"])
+    return f" {count_of(untested, 'client')} without test samples: trained, not scored." if untested else ""
 
 
 def _failures(run: Run) -> str:

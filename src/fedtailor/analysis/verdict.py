@@ -4,6 +4,7 @@ from fedtailor.analysis.comparison import (
     DEPENDENT_SEEDS,
     MORE_SEEDS,
     NO_COMMON_SEED,
+    SAME_START,
     headline,
     other_methods,
     pair_sentence,
@@ -18,13 +19,22 @@ def verdict_sentences(group: Comparison) -> list[str]:
     """Return the verdict with its caveats; the first sentence is the headline."""
     ranking = group.ranking
     if ranking is None:
-        none = "No method has a final score: all runs diverged or were not evaluated as trained."
+        none = "No method has a final score: all runs diverged or were not evaluated."
         return [none, *_caveats(group)]
     name = group.fmt.name if group.sign > 0 else f"{group.fmt.name} (lower is better)"
-    scores = f"Scores are {name} over {_coverage(group)}, as trained in the last round{_averaging(group)}."
+    scores = f"Scores are {name} over {_coverage(group)} after the last round{_averaging(group)}, {moments(group)}."
     shown = [f for place, f in enumerate(ranking.differences) if place == 0 or f.other == group.baseline]
     pairs = [pair_sentence(ranking, found) for found in shown]
     return [headline(ranking), scores, *pairs, *other_methods(ranking), *_seed_notes(group), *_caveats(group)]
+
+
+def moments(group: Comparison) -> str:
+    """Return at which moment the methods are compared, such as "as trained", or "FedAvg as received, the others as
+    trained"."""
+    received = [method_in_text(label) for label in group.methods if group.ranked_by(label) == "received"]
+    if len(received) in (0, len(group.methods)):
+        return "as received" if received else "as trained"
+    return f"{join_names(received)} as received, the others as trained"
 
 
 def _coverage(group: Comparison) -> str:
@@ -62,7 +72,13 @@ def _seed_notes(group: Comparison) -> list[str]:
         notes.append(DEPENDENT_SEEDS)
     else:
         notes.append("All seeds use the same split, so intervals do not include the variation between splits.")
-    return notes
+    return notes + ([SAME_START] if seeds_share_start(group) else [])
+
+
+def seeds_share_start(group: Comparison) -> bool:
+    """Return whether several seeds start from the same initial weights: those of a module, or given ones."""
+    fixed = any(summary.run.info["initial_weights"] == "fixed" for summary in group.summaries)
+    return fixed and len(group.seeds) > 1
 
 
 def _caveats(group: Comparison) -> list[str]:
@@ -79,7 +95,7 @@ def _caveats(group: Comparison) -> list[str]:
     if diverged := [label for label, runs in group.methods.items() if any(run.diverged for run in runs)]:
         notes.append(f"Clients diverged with {join_names(diverged)}: try a smaller lr.")
     if group.scored and (unranked := [label for label in group.methods if label not in group.scored]):
-        notes.append(f"Ranked last, because a run diverged or was not evaluated as trained: {join_names(unranked)}.")
+        notes.append(f"Ranked last, because a run diverged or was not evaluated: {join_names(unranked)}.")
     if failed := [label for label, runs in group.methods.items() if any(run.failed for run in runs)]:
         notes.append(f"Clients failed and were excluded with {join_names(failed)}: see these runs.")
     notes += [f"{join_names(same)} have identical scores for every client." for same in _identical_methods(group)]
@@ -103,7 +119,7 @@ def _better_with_equal_weights(group: Comparison) -> list[str]:
 def _different_clients(group: Comparison) -> list[str]:
     """Return a sentence if methods have scores over different clients."""
     covered = {
-        label: {(summary.pair_key, client) for summary in group.methods[label] for client in summary.last["trained"]}
+        label: {(summary.pair_key, client) for summary in group.methods[label] for client in summary.ranked_scores}
         for label in group.scored
     }
     if not group.shares_seeds or all(clients == covered[group.scored[0]] for clients in covered.values()):

@@ -83,6 +83,7 @@ class Method:
 
     title: ClassVar[str] = ""  # proper name, such as "Self-FL"; empty: the name of the class
     personal: ClassVar[bool] = True  # False: all clients end with the same model
+    ranked_by: ClassVar[str | None] = None  # moment that ranks the method; None: see `ranking_moment`
     download: ClassVar[str] = "model"  # what a client receives per round, as text for tables
     upload: ClassVar[str] = "model"  # what a client sends per round, as text for tables
     client_state: ClassVar[str] = "nothing"  # what a client keeps between rounds, as text for tables
@@ -114,6 +115,20 @@ class Method:
         """The method's optimizer fields, as keyword arguments for `ctx.sgd`."""
         names = {f.name for f in fields(self)}
         return {name: getattr(self, name) for name in ("lr", "epochs", "momentum", "weight_decay") if name in names}
+
+    @property
+    def ranking_moment(self) -> str:
+        """The moment at which tables compare this method with others: "received" or "trained".
+
+        By default, this is "trained" for personal methods and "received" for methods with one common model, because the
+        common model exists only after aggregation.
+        """
+        return self.ranked_by or ("trained" if self.personal else "received")
+
+    @property
+    def trains_every_round(self) -> bool:
+        """Whether all clients train in every round, whichever clients the server selects; true for local training."""
+        return False
 
     @property
     def sequential_clients(self) -> bool:
@@ -168,7 +183,7 @@ class Method:
         """Return the personal model at the moment `trained`: after training, with the new state and the upload.
 
         By default, this is `personalize` with the upload in place of the message's entries of the same names. It is
-        called in every round. For a client that never trained, `personalize` with the initial message is used instead.
+        called in every round. A client that has not trained yet has the model that it would receive.
         """
         return self.personalize(ctx, state, message | upload)
 

@@ -1,7 +1,7 @@
 """Local training: the baseline without communication."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.method import LocalTraining, Setup
@@ -10,13 +10,22 @@ from fedtailor.core.trees import Tree
 
 @dataclass(frozen=True)
 class Local(LocalTraining):
-    """Local training: each client trains from the initial model without communication, the baseline of all methods."""
+    """Local training: each client trains from the initial model without communication, the baseline of all methods.
 
+    Clients need no server, so all of them train in every round, whatever the participation of the other methods. With
+    `sampled`, a client trains only in the rounds in which a server would have selected it: the same amount of training.
+    """
+
+    sampled: Annotated[bool, "train only in the rounds in which the server selects the client"] = False
     title: ClassVar[str] = "Local training"
     download: ClassVar[str] = "nothing"
     upload: ClassVar[str] = "nothing"
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "nothing; the initial model is its own"
+
+    @property
+    def trains_every_round(self) -> bool:
+        return not self.sampled
 
     @property
     def uses_plain_mean(self) -> bool:

@@ -13,7 +13,7 @@ from fedtailor.runs import checkpoint
 from fedtailor.runs.checkpoint import Checkpoint
 from fedtailor.runs.files import checksum, read_bytes
 from fedtailor.runs.records import Record, Records, restore_record, validate_record
-from fedtailor.runs.run import FORMAT, Run, resume_hint
+from fedtailor.runs.run import FORMAT, MOMENTS, Run, resume_hint
 from fedtailor.runs.serialization import unpack_flat
 from fedtailor.runs.toml import to_toml
 
@@ -21,7 +21,8 @@ FLOWER_ENGINE = "flower"  # the engine of deployed runs, whose clients store the
 MODELS_FILE = "models.json"  # file names and checksums of all personal models
 _INFO_TYPES: dict[str, Any] = {  # required fields of run.json
     "method_title": str, "clients": list, "engine": str, "threads": int, "chunk_size": int | None, "device": str,
-    "torch": str, "score": str, "higher_is_better": bool, "fingerprint": dict,
+    "torch": str, "score": str, "higher_is_better": bool, "ranked_by": str, "initial_weights": str,
+    "fingerprint": dict,
 }  # fmt: skip
 CHECKSUMMED_FILES = ("experiment.toml", "run.json", "start.safetensors")
 
@@ -141,6 +142,8 @@ def read_info(folder: Path) -> dict[str, Any]:
         for name, types in _INFO_TYPES.items():
             if not isinstance(info[name], types) or (isinstance(info[name], bool) and types is not bool):
                 raise ValueError(f"run.json has an invalid value for '{name}'")
+        if info["ranked_by"] not in MOMENTS:
+            raise ValueError("run.json has an invalid value for 'ranked_by'")
         sizes = [client[part] for client in info["clients"] for part in ("train", "validation", "test")]
         sizes += [size for client in info["clients"] for size in client.get("classes") or ()]
         if not all(type(size) is int and 0 <= size < 2**53 for size in sizes):

@@ -31,7 +31,6 @@ class RoundRecord(TypedDict):
     method_metrics: NotRequired[dict[str, Any]]  # numbers and arrays that the method records about itself; as above
     epsilon: NotRequired[float]  # the privacy spent so far
     diverged: NotRequired[list[int]]  # evaluated clients whose loss is not finite
-    last_trained: NotRequired[dict[str, Values]]  # metric -> client -> value at the end, also of absent clients
     seconds_evaluating: NotRequired[float]
 
 
@@ -137,7 +136,7 @@ def _is_optional_number(value: Any, known: set[str]) -> bool:
 _CHECKS: dict[str, Callable[[Any, set[str]], bool]] = {  # of the entries of a `RoundRecord`; all others are numbers
     "clients": _is_client_list, "diverged": _is_client_list, "missed": _is_reasons, "failed": _is_reasons,
     "per_client": lambda value, known: _is_values(value, known) and "bytes_up" in value,
-    "last_trained": _is_values, "method_metrics": _is_metrics,
+    "method_metrics": _is_metrics,
     "bytes_up": _is_amount, "bytes_down": _is_amount, "seconds": _is_amount,
 }  # fmt: skip
 
@@ -173,11 +172,10 @@ def restore_record(record: Record) -> Record:
     """Undo what JSON changed, in place: turn client keys back into integers and null into NaN."""
     for group in ("missed", "failed"):
         record[group] = {int(client): reason for client, reason in record.get(group, {}).items()}
-    for group in ("per_client", "last_trained"):
-        for name, values in record.get(group, {}).items():
-            record[group][name] = {
-                int(client): math.nan if value is None else value for client, value in values.items()
-            }
+    for name, values in record.get("per_client", {}).items():
+        record["per_client"][name] = {
+            int(client): math.nan if value is None else value for client, value in values.items()
+        }
     for name in [name for name, value in record.items() if value is None]:
         if record.get("per_client", {}).get(name.removesuffix("_mean")):  # so the mean was NaN
             record[name] = math.nan

@@ -15,7 +15,7 @@ from fedtailor.errors import RunError, unknown_name
 from fedtailor.runs.records import Record, Values
 from fedtailor.runs.summaries import largest_tenth, plain_mean, weighted_mean, worst_tenth
 
-FORMAT = 2  # version of the run folder's format
+FORMAT = 3  # version of the run folder's format
 MOMENTS = ("received", "trained")
 CHOICES = ("last", "best_validation", "best_test")
 
@@ -164,8 +164,7 @@ class Run:
         for i, (record, known) in enumerate(zip(self.records, self.trajectory(moment, score), strict=True)):
             if known and self.is_evaluated(record, moment):
                 counts[i] = len(known)
-                all_clients.update(record["per_client"].get(f"{score}_{moment}", {}))
-                all_clients.update(record.get("last_trained", {}).get(score, {}) if moment == "trained" else {})
+                all_clients.update(known)
         if choice == "last" or not counts:
             return max(counts, default=None)
         validated = choice == "best_validation"
@@ -180,22 +179,12 @@ class Run:
 
     def is_evaluated(self, record: Record, moment: str) -> bool:
         """Return whether models were evaluated at a moment of this round."""
-        return f"loss_{moment}" in record["per_client"] or (moment == "trained" and "last_trained" in record)
+        return f"loss_{moment}" in record["per_client"]
 
     def trajectory(self, moment: str, score: str) -> Iterator[Values]:
-        """Yield client -> score after each round. For "received", these are the clients evaluated in that round. For
-        "trained", these are the latest values of all clients, because absent clients keep their model; a client whose
-        latest evaluation has no defined score is excluded. Copy a dict before requesting the next one."""
-        latest: Values = {}
+        """Yield client -> score after each round, of the clients that were evaluated and have a defined score."""
         for record in self.records:
-            here = record["per_client"].get(f"{score}_{moment}", {})
-            if moment == "received":
-                yield here
-                continue
-            latest.update(here)
-            for client in record["per_client"].get(f"loss_{moment}", {}).keys() - here.keys():
-                latest.pop(client, None)
-            yield record.get("last_trained", {}).get(score, latest)
+            yield record["per_client"].get(f"{score}_{moment}", {})
 
     def _values_at(self, index: int, moment: str, score: str) -> Values:
         return dict(next(islice(self.trajectory(moment, score), index, None)))

@@ -1,6 +1,6 @@
 """The clients of a run as the trainer sees them: simulated on this machine, or deployed on others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -50,13 +50,9 @@ class Clients(Protocol):
     def commit(self, round_state: RoundState, number: int) -> None:
         """Accept the results of a round, after the server has accepted its uploads."""
 
-    def evaluate(
-        self, server: Server, clients: Sequence[int], participants: Sequence[int], is_last: bool
-    ) -> Evaluation:
-        """Evaluate the `received` models of these clients, and the `trained` models of the round's participants.
-
-        If `is_last`, the `trained` models of all these clients are evaluated.
-        """
+    def evaluate(self, server: Server, clients: Sequence[int], outdated: Set[int], is_last: bool) -> Evaluation:
+        """Evaluate the `received` models of these clients and, at least for `outdated` clients, which trained since
+        the last evaluation, their `trained` models. No evaluation follows if `is_last`."""
 
     def snapshot(self) -> tuple[Mapping[str, ClientStates], dict[str, Any]]:
         """Return what a checkpoint saves: trees of every client by kind, and metadata."""

@@ -1,6 +1,12 @@
-"""Evaluate the clients after a round: which clients are evaluated, and what the record contains."""
+"""Evaluate the clients after a round: which clients are evaluated, and what the record contains.
+
+Both moments cover the same clients. `received` is the personal model with which a client would start the next round.
+`trained` is the personal model that the client holds: the one after its last training or, if it has not trained yet,
+the one that it would receive.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 
 import numpy as np
@@ -25,33 +31,67 @@ def evaluated_clients(evaluate: str | int, num_clients: int, participants: Seque
     return sorted(np.random.default_rng([seed, 3]).choice(clients, int(evaluate), replace=False).tolist())
 
 
-def add_evaluation(
-    record: Record, found: Evaluation, sizes: Mapping[str, Sequence[int]], method: Method, is_last: bool
-) -> Record:
-    """Return a round's record with the values of both moments.
+@dataclass(eq=False)
+class TrainedValues:
+    """Each client's values at the moment `trained`, which change only when the client trains."""
 
-    `received`: the personal models with which the next round would start, of all evaluated clients.
-    `trained`: the personal models after training, of the evaluated clients that took part in the round. The record of
-    the last round also contains `last_trained`, with every evaluated client's values after it last trained.
+    _values: dict[int, dict[str, float]] = field(default_factory=dict)  # client -> name in the record -> value
+    _trained: set[int] = field(default_factory=set)  # clients that have trained
+    outdated: set[int] = field(default_factory=set)  # clients that trained since they were last evaluated
+
+    @classmethod
+    def from_records(cls, records: Sequence[Record]) -> "TrainedValues":
+        """Return the values after the last of these records."""
+        values = cls()
+        for index in range(len(records)):  # iterating would expand all records in memory
+            record = records[index]
+            values.add_participants(record["clients"])
+            values.complete(record["per_client"], [])
+        return values
+
+    def add_participants(self, clients: Sequence[int]) -> None:
+        """Note that these clients trained."""
+        self._trained.update(clients)
+        self.outdated.update(clients)
+
+    def complete(self, found: Mapping[str, Values], clients: Sequence[int]) -> dict[str, Values]:
+        """Return the values of an evaluation with the `trained` values of clients that were not evaluated again."""
+        for client in found.get("loss_trained", {}).keys() & self._trained:
+            self._values[client] = _values_of(client, found, "_trained")
+            self.outdated.discard(client)
+        values = {name: dict(by_client) for name, by_client in found.items()}
+        for client in clients:
+            if client not in found.get("loss_trained", {}) and client not in self.outdated:
+                received = _values_of(client, found, "_received").items()
+                held = self._values.get(client) or {f"{n.removesuffix('_received')}_trained": v for n, v in received}
+                for name, value in held.items():
+                    values.setdefault(name, {})[client] = value
+        return {name: dict(sorted(by_client.items())) for name, by_client in values.items()}
+
+
+def _values_of(client: int, values: Mapping[str, Values], suffix: str) -> dict[str, float]:
+    return {name: of[client] for name, of in values.items() if name.endswith(suffix) and client in of}
+
+
+def add_evaluation(
+    record: Record,
+    found: Evaluation,
+    values: Mapping[str, Values],
+    sizes: Mapping[str, Sequence[int]],
+    method: Method,
+) -> Record:
+    """Return a round's record with an evaluation: the complete `values`, their means, and the method's metrics.
+
+    The training loss, `loss`, covers the participants of the round.
     """
-    values = _without_absent(found.values, set(record["clients"]))
+    participants = set(record["clients"])
+    values = {n: {c: v for c, v in of.items() if n != "loss" or c in participants} for n, of in values.items()}
     record = _add_means(record, values, sizes)
     reduced = method.reduce_metrics(found.totals) if found.totals else {}
     record["method_metrics"] |= {name: to_plain(value) for name, value in reduced.items()}
     record |= {f"{name}_mean": plain_mean(by_client) for name, by_client in found.method_values.items()}
-    if is_last:
-        record["last_trained"] = _last_trained(found.values)
     record["per_client"] = merge_disjoint(record["per_client"], merge_disjoint(values, found.method_values))
     return record
-
-
-def _without_absent(values: Mapping[str, Values], participants: set[int]) -> dict[str, Values]:
-    """Return the values without those of trained models of clients that did not take part in the round."""
-    kept = {
-        name: {c: v for c, v in by_client.items() if name.endswith("_received") or c in participants}
-        for name, by_client in values.items()
-    }
-    return {name: by_client for name, by_client in kept.items() if by_client or not values[name]}
 
 
 def _add_means(record: Record, values: Mapping[str, Values], sizes: Mapping[str, Sequence[int]]) -> Record:
@@ -66,8 +106,3 @@ def _add_means(record: Record, values: Mapping[str, Values], sizes: Mapping[str,
     losses = [values.get(f"loss_{moment}", {}) for moment in ("received", "trained")]
     diverged = {client for by_client in losses for client, loss in by_client.items() if not isfinite(loss)}
     return record | means | {"diverged": sorted(diverged)}
-
-
-def _last_trained(values: Mapping[str, Values]) -> dict[str, Values]:
-    """Return the values of the moment `trained` without the suffix in their names."""
-    return {name.removesuffix("_trained"): by_client for name, by_client in values.items() if name.endswith("_trained")}

@@ -151,6 +151,8 @@ def make_trainer(
     schedule = make_schedule(
         fed.num_clients, config.rounds, config.participation, config.seed, config.schedule, config.unreliable
     )
+    if method.trains_every_round:
+        schedule = [list(range(fed.num_clients))] * len(schedule)
     server, clients, params = build_simulation(config, method, model, fed, schedule, initial_weights, engine_choice)
     info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, clients, fed)}
     if folder is not None:

@@ -1,6 +1,6 @@
 """The clients of a simulation: their data and states, and the engine that trains them on this machine."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from fedtailor.core.trees import Tree, add, cache_by_identity, map_leaves, take
 from fedtailor.errors import RunError
 from fedtailor.runs.client_states import ClientStates
 from fedtailor.runs.records import Values, update_values, values_by_client
+from fedtailor.runs.run import MOMENTS
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.channel.leak_check import LeakCheck
 from fedtailor.training.channel.payload import mask_absent_rows
@@ -95,25 +96,20 @@ class SimulatedClients:
         self.trained.put(round_state.clients, results["trained"])
 
     @torch.no_grad()
-    def evaluate(
-        self, server: Server, clients: Sequence[int], participants: Sequence[int], is_last: bool
-    ) -> Evaluation:
+    def evaluate(self, server: Server, clients: Sequence[int], outdated: Set[int], is_last: bool) -> Evaluation:
         """Evaluate personal models in chunks; see `Clients.evaluate`."""
-        found, following, took_part = Evaluation({}), server.rounds_done + 1, set(participants)
+        names = ("loss", *self.shared.model.metrics)
+        found = Evaluation({f"{name}_{moment}": {} for moment in MOMENTS for name in names})
+        following = server.rounds_done + 1
         for chunk in _chunks(clients):
             update_values(found.values, self._scores(chunk, self.received_models(server, chunk, following), "received"))
             if self.method.has_evaluation_metrics:
                 found = self._add_method_metrics(found, chunk, server.send(server.state, chunk, following), following)
-        for chunk in _chunks([client for client in clients if client in took_part]):
+        for chunk in _chunks([client for client in clients if client in outdated]):
             personal = self.trained_models(server, chunk)
             update_values(found.values, self._scores(chunk, personal, "trained"))
             losses = self._evaluator(chunk, personal, self.samples["train"], only="loss")["loss"]
             update_values(found.values, {"loss": losses})
-        if is_last:
-            for name in ("loss", *self.shared.model.metrics):
-                found.values.setdefault(f"{name}_trained", {})
-            for chunk in _chunks([client for client in clients if client not in took_part]):
-                update_values(found.values, self._scores(chunk, self.trained_models(server, chunk), "trained"))
         return found
 
     def _add_method_metrics(self, found: Evaluation, clients: Sequence[int], sent: Tree, number: int) -> Evaluation:
@@ -143,19 +139,18 @@ class SimulatedClients:
     def trained_models(self, server: Server, clients: Sequence[int]) -> Tree:
         """Return these clients' personal models after they last trained, stacked (moment `trained`).
 
-        A client that never trained has its personal model of the initial server state.
+        A client that has not trained yet has the model that it would receive.
         """
 
-        def initial_models(clients: Sequence[int]) -> Tree:
-            return self.apply(self.method.personalize, 1, clients, server.serve(server.initial_state, clients, 1))
+        def received_model(client: int) -> Tree:
+            return self.received_models(server, [client], server.rounds_done + 1)
 
         store = self.trained
-        if store is None:
-            return initial_models(clients)
-        if all(store.has(client) for client in clients):
+        if store is not None and all(store.has(client) for client in clients):
             return store.get(clients, self.device)
         models = [
-            store.get([client], self.device) if store.has(client) else initial_models([client]) for client in clients
+            store.get([client], self.device) if store is not None and store.has(client) else received_model(client)
+            for client in clients
         ]
         return map_leaves(lambda *parts: torch.cat(parts), *models)
 

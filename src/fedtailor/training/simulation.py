@@ -25,6 +25,7 @@ from fedtailor.training.preflight import check_model_fits, choose_num_threads, m
 from fedtailor.training.sample_index import SampleIndex
 from fedtailor.training.server import Server
 from fedtailor.training.simulated_clients import SimulatedClients
+from fedtailor.training.unreliable import Unreliable
 
 Schedule = Sequence[Sequence[int]]  # the clients selected for each round
 
@@ -65,7 +66,7 @@ def build_simulation(
     clients = SimulatedClients(
         method=method,
         channel=config.channel,
-        unreliable=config.unreliable,
+        unreliable=Unreliable() if method.trains_every_round else config.unreliable,
         schedule=schedule,
         names=fed.names,
         shared=shared,
@@ -124,6 +125,7 @@ def model_info(server: Server) -> dict[str, Any]:
     model = server.model
     return {
         "method_title": server.method.display_name,
+        "ranked_by": server.method.ranking_moment,
         "torch": torch.__version__,
         "parameters": sum(p.numel() for p in model.module.parameters() if p.requires_grad),
         "score": model.score,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ from fedtailor.training.checkpointing import CheckpointManager
 from fedtailor.training.client_failures import TooFewClientsError, check_failure_rate, check_finite
 from fedtailor.training.clients import Clients
 from fedtailor.training.config import TrainingConfig
-from fedtailor.training.evaluation import add_evaluation, evaluated_clients
+from fedtailor.training.evaluation import TrainedValues, add_evaluation, evaluated_clients
 from fedtailor.training.round_state import RoundState, drop_rows, remaining_clients
 from fedtailor.training.server import Server
 
@@ -74,6 +75,7 @@ class Trainer(Generic[C]):
         """Train round `number`, evaluate it if an evaluation is due, and return its record."""
         is_last = number == self.config.num_rounds
         record = self._train_with_retries(number)
+        self._trained_values.add_participants(record["clients"])
         if is_last or number % self.config.evaluate_every == 0:
             with deterministic(self.clients.threads):
                 record = self._evaluate(record, is_last)
@@ -135,11 +137,16 @@ class Trainer(Generic[C]):
         check_finite(round_state.server, number)
 
     def _evaluate(self, record: Record, is_last: bool) -> Record:
-        started, participants, config = time.perf_counter(), record["clients"], self.config
-        clients = evaluated_clients(config.evaluate, self.server.num_clients, participants, config.seed)
-        found = self.clients.evaluate(self.server, clients, participants, is_last)
-        record = add_evaluation(record, found, self.clients.sizes, self.server.method, is_last)
+        started, config = time.perf_counter(), self.config
+        clients = evaluated_clients(config.evaluate, self.server.num_clients, record["clients"], config.seed)
+        found = self.clients.evaluate(self.server, clients, self._trained_values.outdated, is_last)
+        values = self._trained_values.complete(found.values, clients)
+        record = add_evaluation(record, found, values, self.clients.sizes, self.server.method)
         return record | {"seconds_evaluating": time.perf_counter() - started}
+
+    @cached_property
+    def _trained_values(self) -> TrainedValues:
+        return TrainedValues.from_records(self.run.records)
 
     def _make_record(self, round_state: RoundState, number: int, seconds: float) -> Record:
         """Return the record of a round; the evaluation fills in the fields that are None here."""

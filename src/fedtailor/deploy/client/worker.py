@@ -165,15 +165,9 @@ class Worker:
         return self._saved is None and max(self._request.joined, self._request.last_counted) > 0
 
     def _trained_model(self, received: Tree) -> Tree:
-        """Return the personal model after this client's last training, or the initial one if it has never trained."""
+        """Return the personal model after this client's last training, or the received one if it has not trained."""
         saved = self._saved or {}
-        if "trained" in saved:
-            return self._stacked(saved["trained"])
-        if saved or self._is_newcomer:
-            return received
-        method = self._client.method
-        start = mask_absent_rows(method.serve(method.init_server(self._setup), [self._request.index], 1))
-        return self._apply(method.personalize, 1, repeat(method.init_client(self._setup), 1), start)
+        return self._stacked(saved["trained"]) if "trained" in saved else received
 
     @cached_property
     def _saved(self) -> Tree | None:

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -92,7 +92,8 @@ class FlowerClients:
         deployment = self.deployment
         self._add_newcomers(server)
         online = self.membership.wait_for_members()
-        clients = sample_clients(online, len(self.members), deployment.participation, number, deployment.seed)
+        participation = 1.0 if server.method.trains_every_round else deployment.participation
+        clients = sample_clients(online, len(self.members), participation, number, deployment.seed)
         selected = [self.members[client].name for client in clients]
         self.membership.write_status("running", attempt=attempt + 1, selected=selected)
         return clients, {}
@@ -163,9 +164,7 @@ class FlowerClients:
         for name, reason in self.membership.not_counted.items():
             log.warning("Round %d: %s does not count: %s.", number, name, reason)
 
-    def evaluate(
-        self, server: Server, clients: Sequence[int], participants: Sequence[int], is_last: bool
-    ) -> Evaluation:
+    def evaluate(self, server: Server, clients: Sequence[int], outdated: Set[int], is_last: bool) -> Evaluation:
         """Let clients evaluate both moments on their own data, as far as they are online.
 
         After the last round, the server waits for clients that did not reply, because there is no later evaluation.
