@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import fedtailor as ft
 from conftest import error_message
+from fedtailor.analysis.tables import run_table
 from fedtailor.data import datasets
 from fedtailor.data.partition import PARTITIONS
 
@@ -26,7 +28,7 @@ CPU = torch.device("cpu")
 
 def client(train: int = 6, test: int = 3, dtype: Any = np.float32, shape: tuple[int, ...] = (4,)) -> Client:
     def samples(count: int) -> tuple[Array, Array]:
-        return (RNG.random((count, *shape)) * 200).astype(dtype), RNG.integers(0, 3, count)
+        return (RNG.random((count, *shape)) * 200).astype(dtype), RNG.permutation(np.arange(count) % 3)
 
     return *samples(train), *samples(test)
 
@@ -90,7 +92,7 @@ def test_from_arrays_with_boolean_targets_has_two_classes() -> None:
 
 
 def test_from_arrays_with_any_memory_layout_gives_no_warning() -> None:
-    x, y, _, _ = client()
+    x, y = client()[0], np.array([0, 1, 2, 0, 1, 2])
     read_only = x.copy()
     read_only.flags.writeable = False
     for array in (x[::-1].copy()[::-1], x.astype(">f4"), np.asfortranarray(x), read_only, list(x), x.tolist()):
@@ -128,15 +130,13 @@ INVALID: dict[str, tuple[Callable[[Client], Any], str]] = {
     ),
     "label too large": (lambda c: replace_part(c, 1, with_value(c[1], 3)), "the label 3; labels must be from 0 to 2"),
     "label below 0, in the test data": (lambda c: replace_part(c, 3, with_value(c[3], -1)), "the label -1"),
-    "no test data": (lambda c: (c[0], c[1], NO_X, NO_Y), "no test data"),
     "no training data": (lambda c: (NO_X, NO_Y, c[2], c[3]), "no training data"),
-    "empty lists as test data": (lambda c: (c[0], c[1], [], []), "no test data"),
     "more inputs than targets": (lambda c: replace_part(c, 1, c[1][:-1]), "6 rows, but there are 5 targets"),
     "fewer test inputs than targets": (lambda c: replace_part(c, 2, c[2][:-1]), "2 rows, but there are 3 targets"),
     "another shape": (lambda c: replace_part(c, 2, c[2][:, :3]), "(3,)"),
     "another dtype": (lambda c: replace_part(c, 0, c[0].astype(np.float64)), "float64"),
     "other targets": (lambda c: replace_part(c, 1, c[1] / 2), "targets are float64"),
-    "text as targets": (lambda c: replace_part(c, 1, c[1].astype(str)), "targets cannot be converted"),
+    "text as targets": (lambda c: replace_part(c, 1, c[1].astype(str)), "text labels, but other labels are numbers"),
     "objects as inputs": (lambda c: replace_part(c, 0, c[0].astype(object)), "inputs cannot be converted"),
     "ragged inputs": (lambda c: replace_part(c, 0, [[1.0], [1.0, 2.0]]), "inputs cannot be converted"),
     "nothing as inputs": (lambda c: replace_part(c, 0, None), "inputs cannot be converted"),
@@ -209,7 +209,7 @@ def test_from_owners_split_depends_on_seed_and_client() -> None:
         ({"owned": [[0, 1, 1], [2, 3]]}, "Sample 1 is owned twice"),
         ({"owned": [[0, 1], [2, 9]]}, "bob owns samples that do not exist"),
         ({"owned": [[0, 1], [2, -1]]}, "bob owns samples that do not exist"),
-        ({"owned": [[0, 1, 2], [3]]}, "bob has no test data"),
+        ({"owned": [[0], [1]]}, "No client has test data"),
         ({"owned": [[0, 1, 2, 3], []]}, "bob has no training data"),
         ({"x": np.zeros((8, 2))}, "8 rows, but there are 6 targets"),
         ({"y": np.array(3)}, "single number"),
@@ -267,7 +267,7 @@ def test_from_dataset_makes_one_client_per_owner() -> None:
 
 @pytest.mark.parametrize("kind", ["torch", "numpy", "python", "parts"])
 def test_from_dataset_accepts_all_sample_types(kind: str) -> None:
-    x, y = RNG.integers(0, 255, (8, 1, 2, 2), np.uint8), RNG.integers(0, 3, 8)
+    x, y = RNG.integers(0, 255, (8, 1, 2, 2), np.uint8), RNG.permutation(np.arange(8) % 3)
     kinds: dict[str, list[Any]] = {
         "torch": [(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(x, y, strict=True)],
         "numpy": list(zip(x, y, strict=True)),
@@ -290,7 +290,8 @@ def test_from_dataset_accepts_all_sample_types(kind: str) -> None:
         ([(torch.zeros(2), 0, "meta")] * 4, "pairs (x, y)"),
         ([{"x": 1, "y": 2}] * 4, "pairs (x, y)"),
         ([torch.zeros(2, 2)] * 4, "pairs (x, y)"),
-        ([(torch.zeros(2), "cat")] * 4, "Client bob's targets cannot be converted"),
+        ([(torch.zeros(2), None)] * 4, "Client bob's targets cannot be converted"),
+        ([(torch.zeros(2), 0)] * 3 + [(torch.zeros(2), "cat")], "Client ann has text labels"),
         ([(torch.zeros(2), 0)] * 3 + [(torch.full((2,), torch.nan), 0)], "Client ann has NaN"),
         ([(torch.zeros(2), 0)] * 3 + [(torch.zeros(2), -1)], "Client ann has the label -1"),
     ],
@@ -304,13 +305,96 @@ def test_from_dataset_with_invalid_sample_names_owner(samples: list[Any], words:
 def test_from_dataset_with_invalid_owners_raises() -> None:
     data = TensorDataset(torch.zeros(4, 2), torch.zeros(4).long())
     assert "4 samples but 3 owners" in error_message(lambda: ft.Federation.from_dataset(data, [1, 1, 2]))
-    assert "Client bob has no test data" in error_message(
-        lambda: ft.Federation.from_dataset(data, ["ann"] * 3 + ["bob"])
-    )
     assert "sample 3" in error_message(lambda: ft.Federation.from_dataset(data, ["ann"] * 3 + [None]))
     assert "no samples" in error_message(lambda: ft.Federation.from_dataset(ListDataset([]), []))
     assert "length" in error_message(lambda: ft.Federation.from_dataset(StreamDataset(), [1]))
     assert "test must be" in error_message(lambda: ft.Federation.from_dataset(data, [1] * 4, test=1.0))
+
+
+# what users have: images, random transforms, labels of any kind, clients with one sample
+
+
+@pytest.mark.parametrize(("mode", "shape"), [("L", (1, 4, 6)), ("RGB", (3, 4, 6)), ("1", (1, 4, 6)), ("P", (3, 4, 6))])
+def test_from_dataset_with_pil_images_puts_channels_first(mode: str, shape: tuple[int, ...]) -> None:
+    array = RNG.integers(0, 255, (4, 6, 3), np.uint8)
+    image = Image.fromarray(array).convert(mode)
+    fed = ft.Federation.from_dataset(ListDataset([(image, label % 2) for label in range(4)]), ["ann", "bob"] * 2)
+    assert fed.shape == shape and isinstance(fed.x, Tensor) and fed.x.dtype == torch.uint8
+    if mode == "RGB":
+        np.testing.assert_array_equal(fed.x[0].permute(1, 2, 0), array)
+    ft.simulate(ft.methods.FedAvg(), ft.network("mlp", fed), fed, rounds=1)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_from_dataset_with_random_transforms_warns(noise: float, caplog: pytest.LogCaptureFixture) -> None:
+    class Noisy(ListDataset):
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(3) + noise * torch.rand(3), self.samples[index]
+
+    ft.Federation.from_dataset(Noisy([0, 1, 0, 1]), ["ann", "bob"] * 2)
+    assert ("reads every sample once" in caplog.text) == bool(noise)
+
+
+def test_owners_per_sample_and_indices_per_client_are_equal_everywhere() -> None:
+    x, y = RNG.normal(size=(8, 2)), np.arange(8) % 2
+    data, lists = TensorDataset(torch.as_tensor(x), torch.as_tensor(y)), [[0, 2, 4, 6], [1, 3, 5, 7]]
+    feds = [
+        make(owners, names)
+        for owners, names in ((["ann", "bob"] * 4, None), (lists, ["ann", "bob"]))
+        for make in (
+            lambda owners, names: ft.Federation.from_owners(x, y, owners, names=names),
+            lambda owners, names: ft.Federation.from_dataset(data, owners, names=names),
+        )
+    ]
+    for fed in feds:
+        assert fed.names == ("ann", "bob")
+        assert [own.tolist() for own in fed.test] == [own.tolist() for own in feds[0].test]
+
+
+def test_text_labels_are_mapped_to_classes_with_names() -> None:
+    x, y = np.zeros((4, 2)), np.array(["dog", "cat", "dog", "ant"])
+    feds = [
+        build([(x, y, x, y)]),
+        ft.Federation.from_owners(x, y, [[0, 1, 2, 3]]),
+        ft.Federation.from_dataset(ListDataset(list(zip(x, y.tolist(), strict=True))), ["bob"] * 4),
+    ]
+    for fed in feds:
+        assert fed.class_names == ("ant", "cat", "dog") and fed.classes == 3
+        assert fed.y[:4].tolist() == [2, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        ([5, 7, 1001], "The labels are 5, 7, 1001, which are not the numbers from 0 to 2; pass classes=1002"),
+        ([1, 2, 3], "pass classes=4"),
+        ([0.0, 1.0, 1.0], "look like class numbers (0.0, 1.0); pass regression=False"),
+    ],
+)
+def test_ambiguous_labels_are_not_guessed(y: list[float], words: str) -> None:
+    x = np.zeros((3, 2))
+    assert words in error_message(lambda: build([(x, np.array(y), x, np.array(y))]))
+    assert words in error_message(lambda: ft.Federation.from_owners(x, np.array(y), [[0, 1, 2]]))
+
+
+def test_ambiguous_labels_follow_explicit_choice() -> None:
+    x, y = np.zeros((3, 2)), np.array([0.0, 1.0, 1.0])
+    assert build([(x, np.array([5, 7, 9]), x, np.array([5, 7, 9]))], classes=10).classes == 10
+    for regression, classes, dtype in ((True, None, torch.float64), (False, 2, torch.int64)):
+        fed = build([(x, y, x, y)], regression=regression)
+        assert (fed.classes, fed.y.dtype) == (classes, dtype)
+    assert build([(x, y + 0.5, x, y)]).classes is None
+    assert "fractions" in error_message(lambda: build([(x, y + 0.5, x, y)], regression=False))
+
+
+def test_client_with_one_sample_trains_and_is_not_tested() -> None:
+    x, y = RNG.normal(size=(7, 4)), np.array([0, 1, 2, 0, 1, 2, 1])
+    fed = ft.Federation.from_owners(x, y, ["ann"] * 6 + ["bob"])
+    assert [len(own) for own in fed.train] == [4, 1] and [len(own) for own in fed.test] == [2, 0]
+    run = ft.simulate(ft.methods.FedPer(), ft.network("mlp", fed), fed, rounds=2)
+    assert run.records[-1]["clients"] == [0, 1]
+    assert run.records[-1]["per_client"]["accuracy_trained"].keys() == {0}
+    assert "1 client without test samples: trained, not scored." in str(run_table(run).caption)
 
 
 # preprocessing
@@ -358,7 +442,7 @@ def test_simulate_on_bytes_equals_scaled_floats() -> None:
 
 def test_simulate_with_too_few_outputs_names_client() -> None:
     clients = [(np.zeros((4, 4)), np.zeros(4, int)) * 2, (np.zeros((4, 4)), np.full(4, 2)) * 2]
-    fed = build(clients)
+    fed = build(clients, classes=3)
     two_outputs = ft.wrap(nn.Sequential(nn.Linear(4, 2)), head="0")
     assert "bob" in error_message(lambda: ft.simulate(ft.methods.FedAvg(), two_outputs, fed, rounds=1, device="cpu"))
 

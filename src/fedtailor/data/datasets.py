@@ -13,6 +13,7 @@ from fedtailor.data.partition import PARTITIONS, partition_samples
 from fedtailor.errors import DataError, unknown_name
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]  # inputs and labels
+_FOLDER_SETTINGS = ("name", "folder", "test", "seed", "classes", "regression")
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Data:
     test: Annotated[float, "fraction of each client's samples that is held out for testing"] = 0.25
     folder: Annotated[str | None, "folder of the publisher's files, or of your clients if the name is folder"] = None
     seed: Annotated[int | None, "of the split; default: the run's seed"] = None
+    classes: Annotated[int | None, "number of classes in the folder, if some have no samples"] = None
+    regression: Annotated[bool | None, "whether the folder's targets are numbers, if they could be classes"] = None
 
     def load(self) -> Federation:
         """Return the federation that these settings describe."""
@@ -84,9 +87,13 @@ class Data:
             if self.folder is None:
                 raise DataError("The data set 'folder' needs data.folder, the folder of your clients.")
             for f in fields(self):
-                if f.name not in ("name", "folder", "test", "seed") and getattr(self, f.name) != f.default:
+                if f.name not in _FOLDER_SETTINGS and getattr(self, f.name) != f.default:
                     raise DataError(f"The data set 'folder' is already split into clients; remove data.{f.name}.")
-            return Federation.from_folder(self.folder, test=self.test, seed=seed)
+            return Federation.from_folder(
+                self.folder, test=self.test, seed=seed, classes=self.classes, regression=self.regression
+            )
+        if self.classes is not None or self.regression is not None:
+            raise DataError("data.classes and data.regression apply only to the data set 'folder'.")
         if self.name not in DATASETS:
             raise unknown_name("data set", self.name, [*DATASETS, "folder"])
         if self.partition == "by_owner":

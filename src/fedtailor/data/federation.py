@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.model import Inputs
-from fedtailor.data.partition import Indices, group_by_owner, hold_out
+from fedtailor.data.conversion import encode_labels, resolve_targets, to_inputs, to_targets, warn_if_random
+from fedtailor.data.partition import Indices, hold_out, samples_by_client
 from fedtailor.errors import DataError
 
 
@@ -29,6 +30,7 @@ class Federation:
     test: tuple[Tensor, ...]  # indices of each client's test samples
     names: tuple[str, ...]
     classes: int | None
+    class_names: tuple[str, ...] | None = None  # if the labels were text
     mean: tuple[float, ...] | None = None  # per channel, subtracted when a batch is made
     std: tuple[float, ...] | None = None  # per channel, divided by after that
     settings: Mapping[str, Any] = field(default_factory=dict)  # how the federation was made, for the run folder
@@ -82,61 +84,88 @@ class Federation:
         *,
         names: Sequence[str] | None = None,
         classes: int | None = None,
+        regression: bool | None = None,
         **extra: Any,
     ) -> "Federation":
         """Make a federation from one (x_train, y_train, x_test, y_test) per client, as NumPy arrays or tensors.
 
-        x may be a dict of arrays. Integer targets are classes, and float targets are for regression. Inputs of dtype
-        uint8 are scaled to numbers from 0 to 1.
+        x may be a dict of arrays. Inputs of dtype uint8 are scaled to numbers from 0 to 1. A client without test data
+        is trained but not tested.
+
+        Integer targets are classes, numbered from 0, and text targets are the names of classes. Float targets are for
+        regression; `regression` says so if they could also be class numbers. `classes` is the number of classes if some
+        have no samples.
 
         >>> x, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
         >>> Federation.from_arrays([(x, y, x, y)]).num_clients
         1
         """
         labels = _client_names(names, len(clients))
-        xs, ys = [], []
         for name, arrays in zip(labels, clients, strict=True):
             if len(arrays) != 4:
                 raise DataError(f"Client {name} must be (x_train, y_train, x_test, y_test), got {len(arrays)} arrays.")
-            for x, y in (arrays[:2], arrays[2:]):
-                xs.append(_tensors(x, f"Client {name}'s"))
-                ys.append(_targets(y, f"Client {name}'s"))
-                _check_lengths(xs[-1], ys[-1], f"Client {name}'s")
         owners = [name for name in labels for _ in ("train", "test")]
+        encoded, class_names = encode_labels([y for arrays in clients for y in (arrays[1], arrays[3])], owners)
+        inputs = [x for arrays in clients for x in (arrays[0], arrays[2])]
+        xs, ys = [], []
+        for name, x, y in zip(owners, inputs, encoded, strict=True):
+            xs.append(to_inputs(x, f"Client {name}'s"))
+            ys.append(to_targets(y, f"Client {name}'s"))
+            _check_lengths(xs[-1], ys[-1], f"Client {name}'s")
         x, y = _join(xs, owners, "inputs"), _join(ys, owners, "targets")
         indices = torch.split(torch.arange(len(y)), [len(part) for part in ys])
-        return cls(x, y, indices[::2], indices[1::2], labels, _classes(y, classes), **extra)
+        extra = {"class_names": class_names} | extra
+        return cls._build(x, y, indices[::2], indices[1::2], labels, classes, regression, extra)
 
     @classmethod
     def from_owners(
         cls,
         x: Any,
         y: Any,
-        owned: Sequence[Indices],
+        owners: Sequence[Any],
         *,
         names: Sequence[str] | None = None,
         test: float = 0.25,
         seed: int = 0,
         classes: int | None = None,
+        regression: bool | None = None,
         **extra: Any,
     ) -> "Federation":
-        """Make a federation from samples and each client's indices; the fraction `test` is held out for testing."""
+        """Make a federation from samples and their owners; the fraction `test` of each client is held out for testing.
+
+        `owners` has either one owner per sample, or one list of sample indices per client. `classes` and `regression`
+        are explained in `from_arrays`.
+
+        >>> Federation.from_owners(np.zeros((4, 3)), np.array([0, 1, 0, 1]), ["ann", "ann", "bob", "bob"]).names
+        ('ann', 'bob')
+        """
         if not 0 < test < 1:
             raise DataError(f"test must be a fraction between 0 and 1, got {test}.")
-        labels = _client_names(names, len(owned))
-        x, y = _tensors(x, "The"), _targets(y, "The")
+        (encoded,), class_names = encode_labels([y], ["?"])
+        x, y = to_inputs(x, "The"), to_targets(encoded, "The")
         _check_lengths(x, y, "The")
-        owned = [np.asarray(own, dtype=np.int64) for own in owned]
+        known, owned = samples_by_client(owners, len(y))
+        labels = _client_names(known if names is None else names, len(owned))
         _check_owned(owned, labels, len(y))
         parts = [hold_out(y.numpy(), own, test, (seed, client)) for client, own in enumerate(owned)]
         train, held = (tuple(torch.from_numpy(part[side]) for part in parts) for side in (0, 1))
-        return cls(x, y, train, held, labels, _classes(y, classes), **extra)
+        return cls._build(x, y, train, held, labels, classes, regression, {"class_names": class_names} | extra)
 
     @classmethod
     def from_dataset(
-        cls, dataset: torch.utils.data.Dataset[Any], owners: Sequence[Any], *, test: float = 0.25, seed: int = 0
+        cls,
+        dataset: torch.utils.data.Dataset[Any],
+        owners: Sequence[Any],
+        *,
+        names: Sequence[str] | None = None,
+        test: float = 0.25,
+        seed: int = 0,
+        classes: int | None = None,
+        regression: bool | None = None,
     ) -> "Federation":
-        """Make a federation from a torch Dataset of (x, y) and the owner of each sample; each owner is a client.
+        """Make a federation from a torch Dataset of (x, y) and the owners of its samples, as in `from_owners`.
+
+        Every sample is read once. x may be a PIL image.
 
         >>> data = torch.utils.data.TensorDataset(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]))
         >>> Federation.from_dataset(data, ["ann", "ann", "bob", "bob"]).names
@@ -146,24 +175,61 @@ class Federation:
             raise DataError(
                 "The data set must have a length and indexed samples; read an iterable data set into arrays first."
             )
-        size = len(dataset)
-        if len(owners) != size:
-            raise DataError(f"The data set has {size} samples but {len(owners)} owners; give one owner per sample.")
-        names, owned = group_by_owner(owners)
-        owner_of = np.repeat(np.array(names, dtype=object), [len(own) for own in owned])
-        owner_of = owner_of[np.argsort(np.concatenate(owned))].tolist()  # in the order of the data set
-        xs, ys = zip(*(_pair(dataset[i], owner) for i, owner in enumerate(owner_of)), strict=True)
-        x, y = _join(xs, owner_of, "inputs"), _join(ys, owner_of, "targets")
-        return cls.from_owners(x, y, owned, names=names, test=test, seed=seed)
+        known, owned = samples_by_client(owners, len(dataset))
+        names = known if names is None else names
+        owner_of = {int(sample): name for name, own in zip(names, owned, strict=True) for sample in own}
+        clients = [owner_of.get(sample, "?") for sample in range(len(dataset))]
+        pairs = [_pair(dataset[sample], client) for sample, client in enumerate(clients)]
+        inputs = [to_inputs(x, f"Client {client}'s") for (x, _), client in zip(pairs, clients, strict=True)]
+        warn_if_random(dataset, inputs)
+        encoded, class_names = encode_labels([y for _, y in pairs], clients)
+        targets = [to_targets(y, f"Client {client}'s") for y, client in zip(encoded, clients, strict=True)]
+        x = _join([_with_sample_axis(part) for part in inputs], clients, "inputs")
+        y = _join([target[None] for target in targets], clients, "targets")
+        return cls.from_owners(
+            x, y, owned, names=names, test=test, seed=seed, classes=classes, regression=regression,
+            class_names=class_names,
+        )  # fmt: skip
 
     @classmethod
-    def from_folder(cls, folder: str | Path, *, test: float = 0.25, seed: int = 0) -> "Federation":
+    def from_folder(
+        cls,
+        folder: str | Path,
+        *,
+        test: float = 0.25,
+        seed: int = 0,
+        classes: int | None = None,
+        regression: bool | None = None,
+    ) -> "Federation":
         """Read one .npz file or one folder of images per client; see `fedtailor.data.client_folders`."""
         from fedtailor.data.client_folders import read_folder  # requires pillow
 
         found = read_folder(Path(folder), test=test, seed=seed)
         settings = {"name": "folder", "folder": str(folder), "test": test, "seed": seed}
-        return cls.from_arrays(found.clients, names=found.names, classes=found.classes, settings=settings)
+        settings |= {"classes": classes, "regression": regression}
+        return cls.from_arrays(
+            found.clients, names=found.names, classes=found.classes or classes, regression=regression, settings=settings
+        )
+
+    @classmethod
+    def _build(
+        cls,
+        x: Inputs,
+        y: Tensor,
+        train: Sequence[Tensor],
+        test: Sequence[Tensor],
+        names: tuple[str, ...],
+        classes: int | None,
+        regression: bool | None,
+        extra: dict[str, Any],
+    ) -> "Federation":
+        """Make a federation after deciding whether its targets are classes."""
+        owned = torch.zeros(len(y), dtype=torch.bool)
+        owned[torch.cat([*train, *test])] = True
+        if classes is None and extra["class_names"] is not None:
+            classes = len(extra["class_names"])
+        y, classes = resolve_targets(y, owned, classes, regression)
+        return cls(x, y, tuple(train), tuple(test), names, classes, **extra)
 
 
 def _client_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
@@ -178,36 +244,15 @@ def _client_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
     return labels
 
 
-def _tensor(values: Any, whose: str, kind: str) -> Tensor:
-    """Convert values to a tensor of the same dtype; copy arrays with strides or byte orders that torch rejects."""
-    try:
-        if isinstance(values, Tensor):
-            return values.detach().cpu()
-        array = np.asarray(values)
-        return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{whose} {kind} cannot be converted to an array of numbers.") from error
-
-
-def _tensors(x: Any, whose: str) -> Inputs:
-    if isinstance(x, Mapping):
-        return {str(name): _tensor(part, whose, f"inputs '{name}'") for name, part in x.items()}
-    return _tensor(x, whose, "inputs")
-
-
-def _targets(y: Any, whose: str) -> Tensor:
-    targets = _tensor(y, whose, "targets")
-    if targets.dtype == torch.bfloat16:
-        return targets.float()  # NumPy, which splits the data, has no bfloat16
-    return targets if targets.is_floating_point() else targets.long()
-
-
-def _pair(sample: Any, owner: str) -> tuple[Inputs, Tensor]:
-    """Return a sample (x, y) of a data set, each with a leading axis of length 1."""
+def _pair(sample: Any, client: str) -> tuple[Any, Any]:
+    """Return a sample of a data set as (x, y)."""
     if not isinstance(sample, Sequence) or len(sample) != 2:
-        raise DataError(f"Client {owner}'s samples must be pairs (x, y); wrap the data set in one that returns pairs.")
-    x, y = _tensors(sample[0], f"Client {owner}'s"), _targets(sample[1], f"Client {owner}'s")
-    return {name: part[None] for name, part in x.items()} if isinstance(x, dict) else x[None], y[None]
+        raise DataError(f"Client {client}'s samples must be pairs (x, y); wrap the data set in one that returns pairs.")
+    return sample[0], sample[1]
+
+
+def _with_sample_axis(x: Inputs) -> Inputs:
+    return {name: part[None] for name, part in x.items()} if isinstance(x, dict) else x[None]
 
 
 def _check_lengths(x: Inputs, y: Tensor, whose: str) -> None:
@@ -249,12 +294,6 @@ def _part_names(x: Inputs) -> set[str] | None:
     return set(x) if isinstance(x, dict) else None
 
 
-def _classes(y: Tensor, classes: int | None) -> int | None:
-    if y.is_floating_point() or y.ndim != 1:
-        return None
-    return classes if classes is not None else int(y.max()) + 1 if len(y) else 0
-
-
 def _per_channel(
     values: tuple[float, ...] | None, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
@@ -269,11 +308,11 @@ def _check(fed: Federation) -> None:
             raise DataError(
                 f"mean and std need one value per channel, for inputs with a single part, got {len(values)} values."
             )
-    for name, train, test in zip(fed.names, fed.train, fed.test, strict=True):
-        for own, use in ((train, "training"), (test, "test")):
-            if not len(own):
-                hint = "add some (two samples in total are enough) or remove the client"
-                raise DataError(f"Client {name} has no {use} data; {hint}.")
+    for name, own in zip(fed.names, fed.train, strict=True):
+        if not len(own):
+            raise DataError(f"Client {name} has no training data; add some or remove the client.")
+    if not any(map(len, fed.test)):
+        raise DataError("No client has test data; a client with two samples or more can hold some out.")
     owned = torch.zeros(len(fed.y), dtype=torch.bool)
     owned[torch.cat(fed.train + fed.test)] = True
     inputs = fed.x.values() if isinstance(fed.x, dict) else [fed.x]

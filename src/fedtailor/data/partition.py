@@ -89,6 +89,23 @@ def group_by_owner(owners: Sequence[Any]) -> tuple[list[str], list[Indices]]:
     return [str(owner) for owner in known], _members(np.array([number[owner] for owner in plain]))
 
 
+def samples_by_client(owners: Sequence[Any], samples: int) -> tuple[list[str], list[Indices]]:
+    """Return the clients' names and the indices of their samples, given one owner per sample, or one list of sample
+    indices per client.
+
+    >>> samples_by_client(["b", "a", "b"], 3)[0], samples_by_client([[0, 2], [1]], 3)[0]
+    (['a', 'b'], ['0', '1'])
+    """
+    if len(owners) and all(not isinstance(own, str) and np.ndim(own) == 1 for own in owners):
+        return [str(client) for client in range(len(owners))], [np.asarray(own, dtype=np.int64) for own in owners]
+    if len(owners) != samples:
+        raise DataError(
+            f"There are {samples} samples but {len(owners)} owners; give one owner per sample, or one list of sample "
+            "indices per client."
+        )
+    return group_by_owner(owners)
+
+
 def hold_out(labels: NDArray[Any], samples: Indices, fraction: float, seed: Sequence[int]) -> tuple[Indices, Indices]:
     """Split a client's samples into (kept, held out) with the same proportions of classes in both.
 

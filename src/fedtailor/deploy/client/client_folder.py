@@ -86,7 +86,12 @@ class ClientFolder:
         inputs = self.deployment.inputs
         arrays = read_client(self.data, self.name, test=inputs.test, seed=self.deployment.seed)
         fed = Federation.from_arrays(
-            [arrays], names=[self.name], classes=inputs.classes or None, mean=inputs.mean, std=inputs.std
+            [arrays],
+            names=[self.name],
+            classes=inputs.classes or None,
+            regression=inputs.classes == 0,
+            mean=inputs.mean,
+            std=inputs.std,
         )
         if fed.shape != tuple(inputs.shape):
             raise DeployError(
