@@ -138,7 +138,7 @@ def test_run_folder_describes_inner_method(net: nn.Module, tmp_path: Path) -> No
 def test_summary_of_diverged_run_is_nan(tmp_path: Path) -> None:
     method = ft.methods.FedAvg(lr=1.0, epochs=1)
     loss = lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="none")  # noqa: E731
-    model = ft.wrap(DivergingNet().double(), loss=loss)  # a custom loss is also the score
+    model = ft.wrap(DivergingNet().double(), loss=loss, metrics={})  # the loss is the score
     ft.simulate(method, model, tiny_federation(), rounds=1, dtype=torch.float64, folder=tmp_path)
     found = ft.load_run(tmp_path).summary()["received"]
     assert math.isnan(found["last"]["weighted"]) and found["best_test"] is None

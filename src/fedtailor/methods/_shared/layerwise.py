@@ -11,7 +11,7 @@ from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegativeInt
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.model import Inputs, Model
-from fedtailor.core.trees import Params, Tree, mean, put, repeat, squared_norms, sub, take
+from fedtailor.core.trees import Params, Rows, Tree, mean, put, repeat, squared_norms, sub
 from fedtailor.errors import ConfigError
 
 Choice = Literal["conflict", "first", "middle", "last"]
@@ -45,9 +45,14 @@ class Layerwise(Method):
     threshold: Annotated[float, "ξ, two clients conflict in a layer if the cosine of their changes is below ξ"] = -0.1
     warmup: Annotated[NonNegativeInt, "round whose changes give the first choice (30 in the paper, from scratch)"] = 1
     layers: Annotated[Choice, "the personal layers: by conflict, or always the first, middle, or last k"] = "conflict"
+    missing: Annotated[
+        Literal["common", "own"],
+        "a personal layer that a client has not trained since it became personal: its last common version, or the "
+        "client's own, however old (as in the paper)",
+    ] = "common"
     download: ClassVar[str] = "layers without conflict"
     client_state: ClassVar[str] = "personal model"
-    newcomer_start: ClassVar[str] = "the layers without conflict; the other layers are initial"
+    newcomer_start: ClassVar[str] = "the layers without conflict, and the last common version of the others"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +76,8 @@ class Layerwise(Method):
         return {
             "inner": inner,
             "models": repeat(models, setup.num_clients),  # as last uploaded, where each client starts next
+            "common": models,  # the last common version of each layer
+            "owns": torch.zeros(setup.num_clients, len(layers), dtype=torch.bool, device=device),  # see `_missing`
             "personal": torch.zeros(len(layers), dtype=torch.bool, device=device),  # in the next round
             "conflicts": torch.zeros(len(layers), dtype=torch.int64, device=device),
         }
@@ -87,14 +94,14 @@ class Layerwise(Method):
         return super().grow_client(state | {"inner": self.wrapped.grow_client(state["inner"], setup)}, setup)
 
     def init_newcomer(self, setup: Setup, message: Tree) -> Tree:
-        # personal layers are not sent; they start at the initial model, like the server's copy of them
+        # with `missing` = "own", personal layers start at the initial model, like the server's copy of them
         return {"inner": self.wrapped.init_newcomer(setup, message), "params": setup.params}
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
-        return self._global_part(server, self.wrapped.send(server["inner"], clients, round))
+        return self._message(server, self.wrapped.send(server["inner"], clients, round), clients)
 
     def serve(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
-        return self._global_part(server, self.wrapped.serve(server["inner"], clients, round))
+        return self._message(server, self.wrapped.serve(server["inner"], clients, round), clients)
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         inner, upload = self.wrapped.train(ctx, state["inner"], _complete_message(state, message))
@@ -108,9 +115,13 @@ class Layerwise(Method):
         uploaded = exchange.received["params"]
         clients = torch.tensor(exchange.clients, device=server["personal"].device)
         personal, counts = self._choose(server, inner_exchange)
+        received = self.wrapped.receive(inner, inner_exchange)
+        now_personal = set(_tensor_names(server["models"], personal))
         return {
-            "inner": self.wrapped.receive(inner, inner_exchange),
+            "inner": received,
             "models": put(server["models"], clients, {name: uploaded[name] for name in server["models"]}),
+            "common": {n: old if n in now_personal else received["params"][n] for n, old in server["common"].items()},
+            "owns": (server["owns"] & personal).index_copy(0, clients, personal.repeat(len(clients), 1)),
             "personal": personal,
             "conflicts": counts,
         }
@@ -152,13 +163,39 @@ class Layerwise(Method):
     def reduce_metrics(self, totals: Tree) -> Tree:
         return self.wrapped.reduce_metrics(totals)
 
-    def _global_part(self, server: Tree, message: Tree) -> Tree:
-        """Remove the layers that are currently personal from a message."""
+    def _message(self, server: Tree, message: Tree, clients: Sequence[int]) -> Tree:
+        """Remove the layers that are currently personal, and add the common version for clients that miss theirs."""
         personal = set(_tensor_names(server["models"], server["personal"]))
-        return {
+        message = {
             key: {n: leaf for n, leaf in node.items() if n not in personal} if isinstance(node, dict) else node
             for key, node in message.items()
         }
+        missing = self._missing(server)
+        common = {
+            name: Rows(torch.stack([server["common"][name][None]] * len(clients)), missing[clients, layer, None])
+            for layer, names in enumerate(_layers(server["models"]))
+            for name in names
+            if bool(missing[:, layer].any())  # of any client, so that all messages of a round have the same structure
+        }
+        return message | ({"common": common} if common else {})
+
+    def _missing(self, server: Tree) -> Tensor:
+        """Return which clients have no version of which personal layer, [clients, layers]: they have not trained since
+        it became personal."""
+        missing = server["personal"] & ~server["owns"]
+        return missing if self.missing == "common" else torch.zeros_like(missing)
+
+    def _starts(self, server: Tree, clients: Sequence[int], names: Sequence[str]) -> Params:
+        """Return the personal layers with which clients start a round, stacked."""
+        index = torch.tensor(clients, device=server["owns"].device)
+        missing = self._missing(server)[index]
+        layer_of = {name: layer for layer, own in enumerate(_layers(server["models"])) for name in own}
+
+        def start(name: str) -> Tensor:
+            own = server["models"][name][index]
+            return torch.where(_like(missing[:, layer_of[name]], own), server["common"][name], own)
+
+        return {name: start(name) for name in names}
 
     def _inner_exchange(self, server: Tree, exchange: Exchange) -> tuple[Exchange, Tree]:
         """Return the round as the inner method sees it, and its server state.
@@ -171,7 +208,7 @@ class Layerwise(Method):
         sent = self.wrapped.send(inner, clients, exchange.round)
         sent = {k: node | exchange.sent[k] if isinstance(node, dict) else exchange.sent[k] for k, node in sent.items()}
         if personal:
-            starts = take({name: server["models"][name] for name in personal}, torch.tensor(clients))
+            starts = self._starts(server, clients, personal)
             sent["params"] = sent["params"] | starts
             inner = inner | {"params": inner["params"] | mean(starts)}
         return replace(exchange, sent=sent), inner
@@ -237,6 +274,19 @@ def _changes(exchange: Exchange, names: Sequence[str]) -> Params:
 
 
 def _complete_message(state: Tree, message: Tree) -> Tree:
-    """Fill in what was not sent from the client's own state."""
-    own = state["inner"] | {"params": state["params"]}
-    return {key: own.get(key, {}) | node if isinstance(node, dict) else node for key, node in message.items()}
+    """Fill in what was not sent from the client's own state, or from the common version where that is missing."""
+    common = {
+        name: torch.where(_like(rows.present[0], rows.values[0]), rows.values[0], state["params"][name])
+        for name, rows in message.get("common", {}).items()
+    }
+    own = state["inner"] | {"params": state["params"] | common}
+    return {
+        key: own.get(key, {}) | node if isinstance(node, dict) else node
+        for key, node in message.items()
+        if key != "common"
+    }
+
+
+def _like(mask: Tensor, tensor: Tensor) -> Tensor:
+    """Return a mask over the leading axes with the number of axes of a tensor."""
+    return mask.reshape(mask.shape + (1,) * (tensor.ndim - mask.ndim))
