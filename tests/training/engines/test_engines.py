@@ -271,6 +271,23 @@ def test_auto_chooses_fastest_engine_and_gives_reason(monkeypatch: pytest.Monkey
     assert found.info["engine_reason"].startswith(f"Milliseconds per client and batch: {fast}")
 
 
+def test_auto_measures_engines_within_factor_two_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more batches, fixed costs weigh less; an engine that takes twice as long or longer is out after one try."""
+    monkeypatch.setattr("fedtailor.training.engines.auto._SHORT_RUN_SECONDS", 0.0)
+    monkeypatch.setattr("fedtailor.training.engines.auto._MIN_SECONDS", 0.0)
+    fixed = {"sequential": 0.0, "pool": 0.09, "vectorized": 0.11}  # seconds in addition to 0.1 per batch
+    per_batch = {"sequential": 0.1, "pool": 0.02, "vectorized": 0.0}
+
+    def seconds(self: object, choice: EngineChoice, clients: Sequence[int], batches: int) -> float:
+        return fixed[choice.engine] + per_batch[choice.engine] * batches
+
+    monkeypatch.setattr("fedtailor.training.engines.auto.EngineBenchmark._seconds", seconds)
+    monkeypatch.setattr("fedtailor.training.engines.auto.available_cores", lambda: 2)
+    monkeypatch.setattr("fedtailor.training.engines.auto.padding_overhead", lambda *arguments: 2.0)
+    found = run(FedAvg(), make_net(TinyNet), tiny_federation((30,) * 5), "auto")
+    assert found.info["engine"] == "pool" and "vectorized" not in found.info["engine_reason"]
+
+
 def test_auto_with_short_run_skips_benchmark() -> None:
     found = run(FedAvg(), make_net(TinyNet), tiny_federation(SIZES), "auto")
     assert found.info["engine"] == "sequential" and "too short for a benchmark" in found.info["engine_reason"]

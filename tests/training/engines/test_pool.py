@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -230,8 +232,9 @@ def test_pool_with_in_place_change_in_worker_raises(net: nn.Module) -> None:
     assert "Client 0 modified 'a' in place" in error_message(lambda: apply(modify, net, {"a": torch.zeros(4)}))
 
 
-def act_in_worker(act: Callable[[], object]) -> Callable[[ft.ClientContext], Tree]:
-    """Call `act` only in a forked worker; this process waits until a worker has started."""
+@contextmanager
+def act_in_worker(act: Callable[[], object]) -> Iterator[Callable[[ft.ClientContext], Tree]]:
+    """Yield a client function that calls `act` only in a forked worker; this process waits until a worker has."""
     started, main_pid = os.pipe(), os.getpid()
 
     def work(ctx: ft.ClientContext) -> Tree:
@@ -241,19 +244,16 @@ def act_in_worker(act: Callable[[], object]) -> Callable[[ft.ClientContext], Tre
         elif int(ctx.index) != 3:  # the shortest runs before there are workers
             os.read(started[0], 1)
             os.write(started[1], b"!")  # for when this process takes the next client
-        return {}
+        return {"index": ctx.index}
 
-    work.pipe = started  # type: ignore[attr-defined]
-    return work
+    yield work
+    for end in started:
+        os.close(end)
 
 
 def error_in_worker(act: Callable[[], object], net: nn.Module) -> str:
-    work = act_in_worker(act)
-    try:
+    with act_in_worker(act) as work:
         return error_message(lambda: apply(work, net))
-    finally:
-        for end in work.pipe:  # type: ignore[attr-defined]
-            os.close(end)
 
 
 def test_pool_with_killed_worker_raises(net: nn.Module) -> None:
@@ -289,14 +289,8 @@ def test_pool_interrupt_kills_workers(net: nn.Module) -> None:
 @pytest.mark.usefixtures("default_sigint")
 def test_pool_workers_ignore_interrupt(net: nn.Module) -> None:
     """A terminal sends SIGINT to all processes; only the one that the user started handles it."""
-    main_pid = os.getpid()
-
-    def work(ctx: ft.ClientContext) -> Tree:
-        if os.getpid() != main_pid:
-            os.kill(os.getpid(), signal.SIGINT)
-        return {"index": ctx.index}
-
-    assert apply(work, net)["index"].tolist() == CLIENTS
+    with act_in_worker(lambda: os.kill(os.getpid(), signal.SIGINT)) as work:
+        assert apply(work, net)["index"].tolist() == CLIENTS
 
 
 def test_pool_orphaned_worker_stops_after_current_client(net: nn.Module) -> None:
@@ -325,14 +319,19 @@ def test_pool_orphaned_worker_stops_after_current_client(net: nn.Module) -> None
     assert len(done) <= 1
 
 
-def test_pool_output_of_workers_appears_once(net: nn.Module, capfd: pytest.CaptureFixture[str]) -> None:
+def test_pool_output_of_workers_appears_once(net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output that is buffered when a worker is forked would be printed by both processes."""
+
     def work(ctx: ft.ClientContext) -> Tree:
-        print(f"client {int(ctx.index)}\n", end="")  # a single write, because the capture is unbuffered
+        print(f"client {int(ctx.index)}")
         return {}
 
-    print("before")
-    apply(work, net)
-    assert sorted(capfd.readouterr().out.split("\n")[:-1]) == ["before", *(f"client {client}" for client in CLIENTS)]
+    with (tmp_path / "output").open("a") as buffered, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", buffered)
+        print("before")
+        apply(work, net)
+    lines = (tmp_path / "output").read_text().splitlines()
+    assert sorted(lines) == ["before", *(f"client {client}" for client in CLIENTS)]
 
 
 def test_work_queue_gives_every_task_once() -> None:
