@@ -159,13 +159,7 @@ def test_batch_mean_and_split_round_robin_ignore_padding() -> None:
     assert batch.mean(torch.tensor([1.0, 2, 6, 99, 99])) == 3
     even, odd = batch.split_round_robin(2)
     assert even.weight.tolist() == [1, 0, 1, 0, 0] and odd.weight.tolist() == [0, 1, 0, 0, 0]
-    assert [hand.weight.sum() for hand in batch.split_round_robin(5)] == [
-        1,
-        1,
-        1,
-        3,
-        3,
-    ]  # parts without examples
+    assert [hand.weight.sum() for hand in batch.split_round_robin(5)] == [1, 1, 1, 3, 3]  # parts without examples
     assert (
         Batch(None, torch.zeros(1), torch.zeros(1)).mean(torch.tensor([5.0])) == 0
     )  # an empty batch: 0 instead of NaN

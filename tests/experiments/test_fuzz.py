@@ -1,6 +1,5 @@
 """All readers either read untrusted input or raise a FedTailorError, in bounded time and memory."""
 
-import io
 from dataclasses import fields
 from itertools import chain
 from math import ceil
@@ -100,10 +99,6 @@ def read_mnist(files: dict[str, bytes], folder: Path) -> None:
     image_formats.read_publisher_folder(image_formats.MNIST, folder)
 
 
-def read_archive(data: bytes, folder: Path) -> None:
-    image_formats.read_archive(image_formats.MNIST, io.BufferedReader(io.BytesIO(data)), "The archive")
-
-
 def read_trace_file(data: bytes, folder: Path) -> None:
     (folder / "trace.json").write_bytes(data)
     read_trace(folder / "trace.json")
@@ -139,9 +134,6 @@ READERS = {
         lambda data, folder: image_formats.parse_sheet(data),
         corrupted_files.SHEET,
         damaged([corrupted_files.SHEET]) | damaged([corrupted_files.SHEET]).map(corrupted_files.repair_png_checksums),
-    ),
-    "archives": Reader(
-        read_archive, corrupted_files.ARCHIVES[0], damaged(corrupted_files.ARCHIVES) | corrupted_files.malformed_tars()
     ),
     "traces": Reader(read_trace_file, b"[[0, 1], [2], []]", damaged([b"[[0, 1], [2], []]"])),
     "tensors": Reader(

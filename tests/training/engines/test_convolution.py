@@ -191,9 +191,7 @@ def test_relu_pool_derivatives_match_two_layers(shape: tuple[int, ...]) -> None:
         ours, reference = sine_gradient(ours), sine_gradient(reference)
 
 
-def test_adapt_fuses_only_adjacent_plain_relu_and_pooling(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_adapt_fuses_only_adjacent_plain_relu_and_pooling(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, original = [], pooling.relu_pool
 
     def recorded(x: Tensor) -> Tensor:
