@@ -172,17 +172,13 @@ def test_partition_depends_on_all_settings(partition: str, changes: list[dict[st
 
 @settings(max_examples=50)
 @given(st.integers(1, 40), st.integers(0, 60), st.integers(0, 1000))
-def test_iid_gives_equal_sizes(clients: int, extra: int, seed: int) -> None:
+def test_iid_gives_equal_sizes_and_mixes_classes(clients: int, extra: int, seed: int) -> None:
     labels = shuffled_labels([2 * clients, extra + 1])
     sizes = sizes_of(partition_samples(labels, clients, "iid", min_size=2, seed=seed))
     assert sizes.max() - sizes.min() <= 1
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_iid_mixes_classes(seed: int) -> None:
     labels = np.repeat(np.arange(4), 1000)  # sorted, so that contiguous parts would have one class
     fractions = table_of(labels, partition_samples(labels, 8, "iid", seed=seed)) / 500
-    assert abs(fractions - 0.25).max() < 0.1, "five standard deviations"
+    assert abs(fractions - 0.25).max() < 0.13, "six standard deviations"
 
 
 def test_iid_accepts_regression_targets() -> None:
@@ -191,17 +187,14 @@ def test_iid_accepts_regression_targets() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_dirichlet_with_large_alpha_is_even(seed: int) -> None:
-    labels = shuffled_labels([1000] * 5)
+def test_dirichlet_is_even_with_large_alpha_and_gives_class_to_one_client_with_small(seed: int) -> None:
+    labels = shuffled_labels([1000] * 10)
     table = table_of(labels, partition_samples(labels, 10, "dirichlet", alpha=1e3, seed=seed))
     assert abs(table - 100).max() < 25  # the relative standard deviation of Dir(1000) is about 3 %
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_dirichlet_with_small_alpha_gives_class_to_one_client(seed: int) -> None:
-    labels = shuffled_labels([1000] * 10)
     table = table_of(labels, partition_samples(labels, 10, "dirichlet", alpha=1e-3, min_size=2, seed=seed))
     assert (table.max(0) / 1000).mean() > 0.8
+    sizes = sizes_of(partition_samples(labels, 10, "dirichlet", alpha=0.05, seed=seed))
+    assert sizes.max() <= 1000 + 1000, "just below the equal size, plus one whole class"
 
 
 def test_dirichlet_heterogeneity_decreases_with_alpha() -> None:
@@ -223,14 +216,6 @@ def test_dirichlet_with_extreme_alpha_reaches_limit(alpha: float) -> None:
     table = table_of(labels, partition_samples(labels, 4, "dirichlet", alpha=alpha, min_size=2))
     assert table.sum() == 400
     assert (table == 25).all() if alpha > 1 else (table.max(0) > 90).all()
-
-
-def test_dirichlet_limits_client_size() -> None:
-    """Otherwise, with a small alpha, one client could get almost all samples."""
-    labels = shuffled_labels([1000] * 10)
-    for seed in range(10):
-        sizes = sizes_of(partition_samples(labels, 10, "dirichlet", alpha=0.05, seed=seed))
-        assert sizes.max() <= 1000 + 1000  # just below the equal size, plus one whole class
 
 
 @settings(max_examples=40)
