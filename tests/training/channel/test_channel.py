@@ -305,11 +305,10 @@ def test_record_epsilon_is_of_client_with_most_uploads(trusted: bool, net: nn.Mo
 
 
 WITH_UNIFORM_WEIGHTS = ["fedavg", "fedavgft", "fedper", "fedrep", "fedbabu", "fedbn", "fedalt", "fedsim", "fedas"]
-PLAIN_MEAN_FIELDS = {
+ALWAYS = ["scaffold", "fedadmm", "lgfedavg", "fedapm", "local", "lpproj", "perfedavg"]
+PLAIN_MEAN_FIELDS: dict[str, dict[str, str]] = {
     **{name: {"weights": "uniform"} for name in WITH_UNIFORM_WEIGHTS},
-    **{
-        name: dict[str, str]() for name in ("scaffold", "fedadmm", "lgfedavg", "fedapm", "local", "lpproj", "perfedavg")
-    },
+    **{name: {} for name in ALWAYS},
 }
 
 

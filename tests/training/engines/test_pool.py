@@ -3,13 +3,14 @@
 import os
 import signal
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedtailor as ft
 from conftest import METHOD_PARAMS, error_message, models, tiny_federation
@@ -73,20 +74,6 @@ def apply(function: Callable[..., Tree], net: nn.Module, *trees: Tree, workers: 
     return make_pool(net, workers).apply(function, 1, CLIENTS, *trees)
 
 
-class NormDropoutNet(nn.Module):
-    """A network with batch normalization and dropout, which usually have hidden state and global randomness."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 6)
-        self.norm = nn.BatchNorm1d(6)
-        self.drop = nn.Dropout(0.3)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.drop(torch.relu(self.norm(self.fc(x)))))  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize("name", METHOD_PARAMS)
 def test_pool_matches_sequential_to_the_bit(name: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)  # two workers on any machine
@@ -103,8 +90,11 @@ def test_pool_matches_sequential_to_the_bit(name: str, net: nn.Module, monkeypat
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 9])
 def test_pool_bits_do_not_depend_on_number_of_workers(workers: int) -> None:
+    """The network has layers that usually have hidden state and global randomness."""
     torch.manual_seed(0)
-    net, method = NormDropoutNet().double(), ft.methods.FedAvg(momentum=0.5)
+    layers = {"fc": nn.Linear(4, 6), "norm": nn.BatchNorm1d(6), "relu": nn.ReLU(), "drop": nn.Dropout(0.3)}
+    net = nn.Sequential(OrderedDict(layers, head=nn.Linear(6, 3))).double()
+    method = ft.methods.FedAvg(momentum=0.5)
     message = {"params": ft.wrap(net).init(0)}
 
     def train(ctx: ft.ClientContext) -> Tree:
@@ -218,11 +208,8 @@ def test_pool_raises_original_error_of_client(client: int, workers: int, net: nn
 def test_pool_with_differing_structures_raises_config_error(net: nn.Module) -> None:
     message = error_message(lambda: apply(lambda ctx: {"own": torch.zeros(int(ctx.size))}, net))
     assert "'own' is" in message and "of the same names, shapes, and dtypes" in message
-    message = error_message(lambda: apply(lambda ctx: {"own": torch.zeros(1, dtype=DTYPES[int(ctx.index)])}, net))
-    assert "torch.float64 for client" in message
-
-
-DTYPES = [torch.float32, torch.float32, torch.float64, torch.float32]
+    double = lambda ctx: {"own": torch.zeros(1, dtype=torch.float64 if int(ctx.index) == 2 else torch.float32)}  # noqa: E731
+    assert "torch.float64 for client" in error_message(lambda: apply(double, net))
 
 
 def test_pool_with_in_place_change_in_worker_raises(net: nn.Module) -> None:
@@ -251,22 +238,21 @@ def act_in_worker(act: Callable[[], object]) -> Iterator[Callable[[ft.ClientCont
         os.close(end)
 
 
-def error_in_worker(act: Callable[[], object], net: nn.Module) -> str:
+def run_out_of_memory() -> None:
+    raise MemoryError("no memory\nleft")
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "A worker process was killed while it trained client"),
+        (run_out_of_memory, "failed in a worker process but not when run again (MemoryError: no memory)"),
+    ],
+    ids=["killed", "unrepeatable error"],
+)
+def test_pool_with_lost_worker_raises(act: Callable[[], object], words: str, net: nn.Module) -> None:
     with act_in_worker(act) as work:
-        return error_message(lambda: apply(work, net))
-
-
-def test_pool_with_killed_worker_raises(net: nn.Module) -> None:
-    message = error_in_worker(lambda: os.kill(os.getpid(), signal.SIGKILL), net)
-    assert "A worker process was killed while it trained client" in message
-
-
-def test_pool_with_unrepeatable_error_raises(net: nn.Module) -> None:
-    def fail() -> None:
-        raise MemoryError("no memory\nleft")
-
-    message = error_in_worker(fail, net)
-    assert "failed in a worker process but not when run again (MemoryError: no memory)" in message
+        assert words in error_message(lambda: apply(work, net))
 
 
 def test_pool_interrupt_kills_workers(net: nn.Module) -> None:
@@ -343,12 +329,9 @@ def test_work_queue_gives_every_task_once() -> None:
     assert taken[0][0] == 0  # in order, the longest first
 
 
-def test_pool_has_one_worker_per_available_core(net: nn.Module) -> None:
+def test_pool_needs_fork_and_no_gpu_and_uses_all_cores(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     shared, sequential = make_engine(net)
     assert Pool(shared, sequential.samples).workers == available_cores() >= 1
-
-
-def test_pool_without_fork_or_with_gpu_raises(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     assert "on a machine with a GPU" in error_message(lambda: make_pool(net))
     monkeypatch.delattr(os, "fork")
