@@ -69,7 +69,7 @@ def test_from_folder_with_four_arrays_keeps_train_and_test_data(tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", [int, bool])
 def test_from_folder_with_x_and_y_holds_out_same_proportions(kind: type, tmp_path: Path) -> None:
-    y = np.repeat([0, 1], [60, 20]).astype(kind)
+    y: Array = np.repeat([0, 1], [60, 20]).astype(kind)
     save_npz(tmp_path / "a.npz", x=np.arange(80)[:, None] / 100, y=y)
     for seed in range(3):
         fed = ft.Federation.from_folder(str(tmp_path), test=0.3, seed=seed)
