@@ -54,10 +54,11 @@ SETTINGS: dict[str, Any] = {
 
 def use(experiment: Experiment) -> None:
     """Build everything that is derived from the settings before training."""
-    fed, e = experiment.load(), experiment
+    fed = experiment.load()
     experiment.model(fed)
     if (experiment.rounds or 20) <= 50:
-        make_schedule(fed.num_clients, e.rounds, e.participation, e.seed, e.schedule, e.unreliable)
+        drawn = (experiment.rounds, experiment.participation, experiment.seed)
+        make_schedule(fed.num_clients, *drawn, experiment.schedule, experiment.unreliable)
     assert experiment.torch_device.type in ("cpu", "cuda") and experiment.torch_dtype.is_floating_point
 
 

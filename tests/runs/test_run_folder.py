@@ -56,6 +56,15 @@ def test_run_folder_is_readable_without_fedtailor(net: nn.Module, tmp_path: Path
     assert same(dict(model.state_dict()), run.personal(2))
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """The first record of a run, as in its file."""
+    folder = tmp_path_factory.mktemp("run")
+    saved_run(folder, "fedavg", TinyNet().double())
+    record: Record = json.loads((folder / "rounds.jsonl").read_text().splitlines()[0])
+    return record
+
+
 @pytest.mark.parametrize(
     "invalid",
     [
@@ -67,9 +76,7 @@ def test_run_folder_is_readable_without_fedtailor(net: nn.Module, tmp_path: Path
     ],
     ids=lambda invalid: str(invalid)[:40],
 )  # fmt: skip
-def test_validate_record_invalid_value_raises(invalid: Record, net: nn.Module, tmp_path: Path) -> None:
-    saved_run(tmp_path, "fedavg", net)
-    first = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])
+def test_validate_record_invalid_value_raises(invalid: Record, first: Record) -> None:
     assert validate_record(first | {"method_metrics": {"weights": [[0.5, 1e308, 1e308]], "layer": "fc"}}, 1, 4)
     (name,) = invalid
     with pytest.raises(ValueError, match=f"line 1 has an invalid value of '{name}'"):
