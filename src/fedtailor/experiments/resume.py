@@ -75,7 +75,11 @@ def _experiment(
 ) -> Experiment:
     """Return the experiment that a folder describes; arguments take precedence."""
     given = {"method": method, "network": model, "data": fed}
-    known = {"method": ("method", METHODS), "network": ("model", NETWORKS), "data": ("fed", [*DATASETS, "folder"])}
+    known = {
+        "method": ("method", [*METHODS]),
+        "network": ("model", [*NETWORKS]),
+        "data": ("fed", [*DATASETS, "folder"]),
+    }
     for part, (argument, names) in known.items():
         name = _innermost(settings[part]).get("name")
         if given[part] is None and name not in names:
