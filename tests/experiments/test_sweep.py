@@ -43,10 +43,8 @@ def test_grid_contains_each_combination_once() -> None:
 
 def test_grid_list_field_is_swept_by_repeating_its_flag() -> None:
     """As in `run`, commas separate the elements of one value."""
-    assert values("--network mlp --network.hidden 64,32 --network.hidden 8") == [
-        {"network.hidden": [64, 32]},
-        {"network.hidden": [8]},
-    ]
+    swept = values("--network mlp --network.hidden 64,32 --network.hidden 8")
+    assert swept == [{"network.hidden": [64, 32]}, {"network.hidden": [8]}]
     assert values("--network mlp --network.hidden 64,32 --rounds 1,2") == [{"rounds": 1}, {"rounds": 2}]
     assert values("--participation 0.5,1.0 --rounds 1,2") == [{"rounds": 1}, {"rounds": 2}]
     assert values("--participation 0.5 --participation 1.0") == [{"participation": 0.5}, {"participation": 1.0}]
@@ -55,17 +53,16 @@ def test_grid_list_field_is_swept_by_repeating_its_flag() -> None:
 
 def test_grid_each_method_gets_only_its_fields(tmp_path: Path) -> None:
     found = values("--method fedavg,fedprox --method.mu 0.1,1 --method.lr 0.3")
-    assert found == [
-        {"method": "fedavg"},
-        {"method": "fedprox", "method.mu": 0.1},
-        {"method": "fedprox", "method.mu": 1.0},
-    ]
+    prox = [{"method": "fedprox", "method.mu": mu} for mu in (0.1, 1.0)]
+    assert found == [{"method": "fedavg"}, *prox]
     (tmp_path / "exp.toml").write_text('[method]\nname = "ditto"\nlam = 0.5\nlr = 0.3\n')
     points = parse_sweep([str(tmp_path / "exp.toml"), "--method", "ditto,fedavg"]).points
-    assert [point.experiment.method for point in points] == [
-        ft.methods.Ditto(lam=0.5, lr=0.3),
-        ft.methods.FedAvg(lr=0.3),
-    ]
+    ditto = ft.methods.Ditto(lam=0.5, lr=0.3)
+    assert [point.experiment.method for point in points] == [ditto, ft.methods.FedAvg(lr=0.3)]
+    points = parse_sweep(["--method", "lag", "--method.inner", "fedavg,fedprox", "--method.inner.mu", "0.1,1"]).points
+    inner = [ft.methods.FedAvg(), ft.methods.FedProx(mu=0.1), ft.methods.FedProx(mu=1.0)]
+    assert [point.experiment.method for point in points] == [ft.methods.LAG(one) for one in inner]
+    assert len({point.label for point in points}) == 3
 
 
 def test_grid_values_of_one_method_override_common_values() -> None:
@@ -77,13 +74,6 @@ def test_grid_values_of_one_method_override_common_values() -> None:
     points = parse_sweep(f"{words} 0.5,0.6".split()).points
     assert [p.experiment.method for p in points] == [*avg, ft.methods.FedProx(lr=0.5), ft.methods.FedProx(lr=0.6)]
     assert points[-1].values == {"method": "fedprox", "fedprox.lr": 0.6, "seed": 0}
-
-
-def test_grid_sweeps_inner_methods() -> None:
-    points = parse_sweep(["--method", "lag", "--method.inner", "fedavg,fedprox", "--method.inner.mu", "0.1,1"]).points
-    inner = [ft.methods.FedAvg(), ft.methods.FedProx(mu=0.1), ft.methods.FedProx(mu=1.0)]
-    assert [point.experiment.method for point in points] == [ft.methods.LAG(one) for one in inner]
-    assert len({point.label for point in points}) == 3
 
 
 def test_grid_unusual_strings_give_unique_folder_names() -> None:
@@ -142,15 +132,6 @@ def test_sweep_folder_accepts_more_values_and_rejects_other_sweeps(tmp_path: Pat
     assert "also contains the run fedavg-lr0.1-seed0" in error_message(lambda: check_can_resume(folder, fewer))
 
 
-def test_sweep_folder_with_other_files_is_rejected(tmp_path: Path) -> None:
-    plan = parse_sweep(["--method.lr", "0.1,0.2"]).plan
-    (tmp_path / "sweep.toml.writing").touch()  # left by a power failure
-    (tmp_path / "lock").touch()
-    check_can_resume(tmp_path, plan)
-    (tmp_path / "thesis.tex").touch()
-    assert "contains other files" in error_message(lambda: check_can_resume(tmp_path, plan))
-
-
 def test_choose_folder_same_sweep_finds_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first, other = (parse_sweep(words.split()) for words in ("--method.lr 0.1,0.2", "--method.lr 0.1,0.2 --rounds 3"))
@@ -158,6 +139,12 @@ def test_choose_folder_same_sweep_finds_its_folder(tmp_path: Path, monkeypatch: 
         pass
     assert parse_sweep(["--method.lr", "0.1,0.2,0.4"]).choose_folder() == folder
     assert other.choose_folder() != folder and not other.choose_folder().exists()
+    for name in ("sweep.toml.writing", "lock"):  # left by a power failure
+        (tmp_path / "new" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "new" / name).touch()
+    check_can_resume(tmp_path / "new", first.plan)
+    (tmp_path / "new" / "thesis.tex").touch()
+    assert "contains other files" in error_message(lambda: check_can_resume(tmp_path / "new", first.plan))
 
 
 @pytest.mark.parametrize(

@@ -23,24 +23,20 @@ from fedtailor.reporting.figures.sweep_figures import draw_sweep
 
 def outcome(values: Mapping[str, Any], test: float, validation: float | None = None, better: bool = True) -> Outcome:
     """Return the outcome of a run with these scores at both moments."""
-    both = dict.fromkeys(("received", "trained"), test)
-    return Outcome(
-        values,
-        value_label("method", values.get("method", "FedX")),
-        "accuracy" if better else "mse",
-        better,
-        ("example data",),
-        both,
-        dict.fromkeys(both, validation),
-    )
+    method, score = value_label("method", values.get("method", "FedX")), "accuracy" if better else "mse"
+    scores = [dict.fromkeys(("received", "trained"), value) for value in (test, validation)]
+    return Outcome(values, method, score, better, ("example data",), *scores)
+
+
+def outcomes(scores: Mapping[float, Sequence[float]], **more: Any) -> list[Outcome]:
+    """Return the outcomes of one field, rho, with these scores per seed."""
+    return [
+        outcome({"method.rho": rho, "seed": s}, v, **more) for rho, own in scores.items() for s, v in enumerate(own)
+    ]
 
 
 def grid(scores: Mapping[float, Sequence[float]], **more: Any) -> SweepComparison:
-    """Return the comparison of one field, rho, with these scores per seed."""
-    runs = [
-        outcome({"method.rho": rho, "seed": s}, v, **more) for rho, own in scores.items() for s, v in enumerate(own)
-    ]
-    return compare_settings(["method.rho", "seed"], runs, "trained")[0]
+    return compare_settings(["method.rho", "seed"], outcomes(scores, **more), "trained")[0]
 
 
 def test_verdict_uses_validation_data_if_all_runs_have_them() -> None:
@@ -111,15 +107,11 @@ def test_data_axes_are_conditions_and_not_tuned() -> None:
         for split in (3, 4)
     ]
     found = compare_settings(axes, runs, "trained")
-    assert [(one.conditions["data.alpha"], one.best.values["method.rho"]) for one in found if one.best] == [
-        (0.5, 0.2),
-        (2.0, 0.1),
-    ]
+    best = {one.conditions["data.alpha"]: one.best.values["method.rho"] for one in found if one.best}
+    assert best == {0.5: 0.2, 2.0: 0.1}
     assert [one.seeds for one in found] == [2, 2]  # different splits are repetitions, like seeds
-    assert [list(column.cells) for column in sweep_table(found).columns][:2] == [
-        ["0.5"] * 2 + ["2"] * 2,
-        ["0.2", "0.1"] * 1 + ["0.1", "0.2"],
-    ]
+    alphas, rhos, *_ = (list(column.cells) for column in sweep_table(found).columns)
+    assert alphas == ["0.5", "0.5", "2", "2"] and rhos == ["0.2", "0.1", "0.1", "0.2"]
 
 
 def test_make_outcome_matches_records() -> None:
@@ -147,8 +139,7 @@ def draw_figures(axes: Sequence[str], runs: Sequence[Outcome]) -> list[Figure]:
 
 def test_figure_of_one_field_is_a_curve_with_the_best_marked() -> None:
     scores = {10.0: [0.5, 0.7], 0.1: [0.2, 0.4], 1.0: [0.8, 0.9], 100.0: [0.1, float("nan")]}
-    runs = [outcome({"method.rho": rho, "seed": s}, v) for rho, own in scores.items() for s, v in enumerate(own)]
-    (figure,) = draw_figures(["method.rho", "seed"], runs)
+    (figure,) = draw_figures(["method.rho", "seed"], outcomes(scores))
     trace = figure.data[0]
     assert trace["x"] == [0.1, 1.0, 10.0, 100.0] and trace["y"] == pytest.approx([30, 85, 60, None])
     assert trace["error_y"]["array"][:3] == pytest.approx(

@@ -136,12 +136,13 @@ def test_resnets_equal_architecture_of_fedlag(
 
 
 def test_resnet_groups_halve_feature_maps() -> None:
-    module = NETWORKS["resnet20"]().build(CIFAR, 10)
-    maps = [module.get_submodule("conv")(torch.zeros(1, *CIFAR))]
+    module, x = NETWORKS["resnet20"]().build(CIFAR, 10), torch.zeros(1, *CIFAR)
+    x, sizes = module.get_submodule("conv")(x), []
     for group in (1, 2, 3):
         for block in (1, 2, 3):
-            maps.append(module.get_submodule(f"group{group}_block{block}")(maps[-1]))
-    assert [tuple(m.shape[2:]) for m in maps[3::3]] == [(32, 32), (16, 16), (8, 8)]
+            x = module.get_submodule(f"group{group}_block{block}")(x)
+        sizes.append(tuple(x.shape[2:]))
+    assert sizes == [(32, 32), (16, 16), (8, 8)]
 
 
 def test_resnet_block_adds_shortcut() -> None:
@@ -172,27 +173,20 @@ def test_norm_setting_changes_normalization(name: str) -> None:
 
 
 @every_network
-def test_head_of_features_equals_logits(name: str, shape: tuple[int, ...], settings: dict[str, Any]) -> None:
+def test_network_equals_its_plain_module_and_its_head(
+    name: str, shape: tuple[int, ...], settings: dict[str, Any]
+) -> None:
+    """The logits are those of the module with the same state_dict, and of the head on the features."""
     model, params = in_float64(make(name, shape, **settings))
-    features = model.features(params, normal(3, *shape))
-    by_hand = F.linear(features, params["head.weight"], params["head.bias"])
-    torch.testing.assert_close(model.logits(params, normal(3, *shape)), by_hand, rtol=CLOSE, atol=CLOSE)
+    x = normal(3, *shape)
+    by_hand = F.linear(model.features(params, x), params["head.weight"], params["head.bias"])
+    torch.testing.assert_close(model.logits(params, x), by_hand, rtol=CLOSE, atol=CLOSE)
     body, head = model.split(params)
     assert body | head == params and set(head) == {"head.weight", "head.bias"}
-
-
-@every_network
-def test_network_vmap_equals_sequential(name: str, shape: tuple[int, ...], settings: dict[str, Any]) -> None:
-    model = make(name, shape, **settings).to(CPU, DOUBLE)
-    check_vmap_agrees(model, normal(3, *shape))
-
-
-@every_network
-def test_state_dict_loads_into_plain_module(name: str, shape: tuple[int, ...], settings: dict[str, Any]) -> None:
-    model, params = in_float64(make(name, shape, **settings))
     plain = load_state(NETWORKS[name](**settings).build(shape, 10).double(), model.state_dict(params))
-    outputs = model.mode(training=False).logits(params, normal(3, *shape))
-    torch.testing.assert_close(outputs, plain(normal(3, *shape)).detach(), rtol=CLOSE, atol=CLOSE)
+    outputs = model.mode(training=False).logits(params, x)
+    torch.testing.assert_close(outputs, plain(x).detach(), rtol=CLOSE, atol=CLOSE)
+    check_vmap_agrees(make(name, shape, **settings).to(CPU, DOUBLE), x)
 
 
 # initial weights
@@ -210,14 +204,7 @@ def test_init_depends_on_seed_like_pytorch(name: str, shape: tuple[int, ...], se
     assert same(params, {key: plain.state_dict()[key] for key in params})
 
 
-def test_init_has_dtype_of_model() -> None:
-    model = make("mlp", (5,))
-    single, double = model.init(3), model.to(CPU, DOUBLE).init(3)
-    assert {p.dtype for p in double.values()} == {DOUBLE}
-    assert same(double, single)
-
-
-def test_init_does_not_change_global_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_has_dtype_of_model_and_keeps_global_generators(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(seed: int) -> None:
         raise AssertionError("the GPUs' generators were seeded")
 
@@ -225,8 +212,10 @@ def test_init_does_not_change_global_generators(monkeypatch: pytest.MonkeyPatch)
     torch.default_generator.manual_seed(123)
     expected = torch.rand(5)
     torch.default_generator.manual_seed(123)
-    make("mlp", (5,)).init(3)
+    model = make("mlp", (5,))
+    single, double = model.init(3), model.to(CPU, DOUBLE).init(3)
     assert torch.equal(torch.rand(5), expected)
+    assert {p.dtype for p in double.values()} == {DOUBLE} and same(double, single)
 
 
 # data and error messages
@@ -243,14 +232,11 @@ def test_network_with_float_targets_is_regression(targets: tuple[int, ...], outp
     assert run.records[-1]["loss"] < 0.5 * run.records[0]["loss"]
 
 
-@pytest.mark.parametrize("classes", [2, 62])
-def test_network_has_one_output_per_class(classes: int) -> None:
-    model = make("mlp", (5,), classes)
-    assert model.logits(model.init(0), torch.zeros(3, 5)).shape == (3, classes)
-
-
-def test_network_description_has_name_and_settings() -> None:
-    assert dict(make("mlp", (5,), hidden=(7,)).description) == {"name": "mlp", "hidden": (7,)}
+def test_network_has_one_output_per_class_and_describes_itself() -> None:
+    for classes in (2, 62):
+        model = make("mlp", (5,), classes, hidden=(7,))
+        assert model.logits(model.init(0), torch.zeros(3, 5)).shape == (3, classes)
+        assert dict(model.description) == {"name": "mlp", "hidden": (7,)}
 
 
 @pytest.mark.parametrize(

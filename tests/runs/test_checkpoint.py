@@ -34,6 +34,7 @@ from fedtailor.methods import METHODS
 from fedtailor.runs import checkpoint, files
 from fedtailor.runs.checkpoint import latest
 from fedtailor.runs.records import Record
+from fedtailor.runs.writer import unused_folder
 
 pytestmark = pytest.mark.usefixtures("default_sigint")
 ROUNDS = 4
@@ -47,21 +48,20 @@ class Killed(BaseException):
 def simulate(folder: Path | None, method: ft.Method | None = None, **settings: Any) -> ft.Run:
     """Run a small simulation."""
     defaults: Settings = {
-        "rounds": ROUNDS,
-        "batch_size": 2,
-        "participation": 0.6,
-        "dtype": torch.float64,
-        "engine": "sequential",
+        "rounds": ROUNDS, "batch_size": 2, "participation": 0.6, "dtype": torch.float64, "engine": "sequential",
         "evaluate_every": 2,
-    }
+    }  # fmt: skip
     torch.manual_seed(0)
     net = TinyNet().double()
     return ft.simulate(method or ft.methods.FedPer(), net, tiny_federation(), folder=folder, **defaults | settings)
 
 
-def resume(folder: Path, method: ft.Method | None = None) -> ft.Run:
+def resume(
+    folder: Path, method: ft.Method | None = None, on_round_end: Callable[[Record], None] | None = None
+) -> ft.Run:
     """Resume a run of `simulate`."""
-    return ft.resume(folder, method=method, model=TinyNet().double(), fed=tiny_federation())
+    net, fed = TinyNet().double(), tiny_federation()
+    return ft.resume(folder, method=method, model=net, fed=fed, on_round_end=on_round_end)
 
 
 def stop_after(number: int) -> Callable[[Record], None]:
@@ -79,6 +79,10 @@ def stopped_run(folder: Path, after: int = 3, method: ft.Method | None = None, *
     with pytest.raises(Killed):
         simulate(folder, method, checkpoint_every=1, on_round_end=stop_after(after), **settings)
     return folder
+
+
+def file_contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def without_times(run: ft.Run) -> list[Record]:
@@ -135,7 +139,7 @@ def test_resume_finished_run_loads_it(tmp_path: Path) -> None:
 
 def test_resume_built_in_parts_need_no_arguments(tmp_path: Path) -> None:
     fed = ft.load("digits", clients=3, seed=4)
-    method = ft.methods.LAG(ft.methods.FedProx(mu=0.3))
+    method = ft.methods.LAG(ft.methods.FedProx(mu=1))  # the file contains 1.0
     settings: Settings = {"rounds": 3, "participation": (0.5, 1.0), "evaluate": 2, "validation": 0.2, "seed": 7}
     model = ft.network("mlp", fed, hidden=(8,))
     expected = ft.simulate(method, model, fed, **settings)
@@ -147,22 +151,17 @@ def test_resume_built_in_parts_need_no_arguments(tmp_path: Path) -> None:
 def test_resume_custom_parts_must_be_passed_again_unchanged(tmp_path: Path) -> None:
     stopped_run(tmp_path)
     net, fed = TinyNet().double(), tiny_federation()
-    assert "network 'TinyNet' is not built in" in error_message(lambda: ft.resume(tmp_path, fed=fed))
-    assert "data 'own data' is not built in" in error_message(lambda: ft.resume(tmp_path, model=net))
-    other = tiny_federation(seed=1)
-    assert "data differs from the one this run was started with" in error_message(
-        lambda: ft.resume(tmp_path, model=net, fed=other)
-    )
-    wide = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-    model = ft.wrap(wide, head="1")
-    assert "model differs from the one this run was started with" in error_message(
-        lambda: ft.resume(tmp_path, model=model, fed=fed)
-    )
-    changed = ft.methods.FedPer(lr=0.2)
-    assert "method differs from the one this run" in error_message(
-        lambda: ft.resume(tmp_path, method=changed, model=net, fed=fed)
-    )
-    assert len(ft.resume(tmp_path, method=ft.methods.FedPer(), model=net, fed=fed).records) == ROUNDS
+    wide = ft.wrap(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)), head="1")
+    cases: dict[str, Settings] = {
+        "network 'TinyNet' is not built in": {"fed": fed},
+        "data 'own data' is not built in": {"model": net},
+        "data differs from the one this run was started with": {"model": net, "fed": tiny_federation(seed=1)},
+        "model differs from the one this run was started with": {"model": wide, "fed": fed},
+        "method differs from the one this": {"method": ft.methods.FedPer(lr=0.2), "model": net, "fed": fed},
+    }
+    for message, parts in cases.items():
+        assert message in error_message(partial(ft.resume, tmp_path, **parts))
+    assert len(resume(tmp_path, ft.methods.FedPer()).records) == ROUNDS
 
 
 def test_resume_uses_initial_weights_from_folder(tmp_path: Path) -> None:
@@ -183,15 +182,6 @@ def test_checkpoint_of_many_clients_has_several_files(
     folder = stopped_run(tmp_path, 3, method)
     assert len(list((folder / "checkpoints" / "000002").glob("states-*"))) > 1
     assert same_run(resume(folder, method), expected)
-
-
-def test_resume_integers_in_float_fields_match(tmp_path: Path) -> None:
-    """The file contains 1.0 where the user wrote 1."""
-    fed = ft.load("digits", clients=3)
-    model, method = ft.network("logistic", fed), ft.methods.FedProx(lr=1, mu=1)
-    with pytest.raises(Killed):
-        ft.simulate(method, model, fed, rounds=3, folder=tmp_path, checkpoint_every=1, on_round_end=stop_after(2))
-    assert len(ft.resume(tmp_path).records) == 3
 
 
 def test_resume_method_with_unserializable_fields_matches(tmp_path: Path) -> None:
@@ -227,13 +217,10 @@ def test_resume_with_other_torch_version_is_recorded(tmp_path: Path, monkeypatch
     folder, expected = stopped_run(tmp_path, after=2), simulate(None)
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr("torch.__version__", "9.9")
-        with pytest.raises(Killed):
-            ft.resume(folder, model=TinyNet().double(), fed=tiny_federation(), on_round_end=stop_after(2))
-        with pytest.raises(Killed):
-            ft.resume(folder, model=TinyNet().double(), fed=tiny_federation(), on_round_end=stop_after(4))
-    damage(folder / "checkpoints" / "000003" / "server.safetensors", "truncated")
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr("torch.__version__", "9.9")
+        for number in (2, 4):
+            with pytest.raises(Killed):
+                resume(folder, on_round_end=stop_after(number))
+        damage(folder / "checkpoints" / "000003" / "server.safetensors", "truncated")
         assert same_run(resume(folder), expected)
     changes = ft.load_run(folder).info["environment_changes"]
     assert changes == [[1, "9.9", "cpu"], [2, "9.9", "cpu"]] and same_run(ft.load_run(folder), expected)
@@ -264,14 +251,15 @@ def test_run_killed_before_first_checkpoint_starts_again(tmp_path: Path) -> None
         assert same_run(run, expected)
 
 
-def test_simulate_into_used_folder_raises(tmp_path: Path) -> None:
-    stopped_run(tmp_path)
-    assert "contains this run, unfinished; resume it with: fedtailor resume" in error_message(
-        lambda: simulate(tmp_path, checkpoint_every=1)
-    )
-    assert "contains another run" in error_message(lambda: simulate(tmp_path, seed=1))
-    resume(tmp_path)
-    assert "contains this run, finished" in error_message(lambda: simulate(tmp_path, checkpoint_every=1))
+def test_simulate_into_used_folder_raises_and_changes_nothing(tmp_path: Path) -> None:
+    folder = stopped_run(tmp_path / "run")
+    before = file_contents(tmp_path)
+    hint = "contains this run, unfinished; resume it with: fedtailor resume"
+    assert hint in error_message(lambda: simulate(folder, checkpoint_every=1))
+    assert "contains another run" in error_message(lambda: simulate(folder, seed=1))
+    assert before == file_contents(tmp_path) and unused_folder(tmp_path, "run").name == "run-2"
+    resume(folder)
+    assert "contains this run, finished" in error_message(lambda: simulate(folder, checkpoint_every=1))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     assert "is not empty" in error_message(lambda: simulate(tmp_path / "other"))
@@ -395,16 +383,6 @@ def test_full_disk_raises_and_keeps_valid_checkpoint(faults: FaultInjector, tmp_
 # damage
 
 
-def damage_cases() -> list[Any]:
-    """Return all combinations of a checkpoint's files and types of damage."""
-    names = ["checkpoint.json", "server.safetensors", "states-000.safetensors", "trained-000.safetensors"]
-    return [
-        pytest.param(name, how, id=f"{name} {how}")
-        for name in names
-        for how in ("truncated", "flipped", "missing", "empty")
-    ]
-
-
 def damage(path: Path, how: str) -> None:
     data = path.read_bytes()
     if how == "missing":
@@ -415,7 +393,10 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes({"truncated": data[:-7], "flipped": flipped, "empty": b""}[how])
 
 
-@pytest.mark.parametrize(("name", "how"), damage_cases())
+@pytest.mark.parametrize("how", ["truncated", "flipped", "missing", "empty"])
+@pytest.mark.parametrize(
+    "name", ["checkpoint.json", "server.safetensors", "states-000.safetensors", "trained-000.safetensors"]
+)
 def test_resume_damaged_checkpoint_uses_previous_one(
     name: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -428,14 +409,20 @@ def test_resume_damaged_checkpoint_uses_previous_one(
     assert both == ["000003", "000004"] and same_run(ft.load_run(folder), expected)
 
 
-@pytest.mark.parametrize("name", ["experiment.toml", "run.json", "start.safetensors"])
-def test_resume_damaged_file_raises(name: str, tmp_path: Path) -> None:
-    folder = stopped_run(tmp_path / "run")
-    damage(folder / name, "flipped")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert str(folder) in error_message(lambda: resume(folder))
-    (folder / "lock").touch()
-    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+SERVERS = [f"checkpoints/{number:06d}/server.safetensors" for number in (2, 3)]
+
+
+@pytest.mark.parametrize(
+    "names", [["experiment.toml"], ["run.json"], ["start.safetensors"], SERVERS], ids=lambda names: names[0]
+)
+def test_resume_without_valid_files_raises_and_changes_nothing(names: list[str], tmp_path: Path) -> None:
+    folder = stopped_run(tmp_path / "run", after=4)
+    for name in names:
+        damage(folder / name, "flipped")
+    before = file_contents(folder)
+    message = error_message(lambda: resume(folder))
+    assert str(folder) in message and ("No checkpoint in" in message or names is not SERVERS)
+    assert before == file_contents(folder)
 
 
 def test_resume_truncated_records_uses_previous_checkpoint(tmp_path: Path) -> None:
@@ -446,28 +433,15 @@ def test_resume_truncated_records_uses_previous_checkpoint(tmp_path: Path) -> No
     assert same_run(resume(folder), expected)
 
 
-def test_resume_repairs_damaged_checkpoint_of_finished_run(tmp_path: Path) -> None:
+def test_resume_repairs_damaged_finished_run(tmp_path: Path) -> None:
     expected = simulate(tmp_path, checkpoint_every=1)
-    damage(tmp_path / "checkpoints" / "000004" / "server.safetensors", "flipped")
-    assert "to repair the run, resume it with: fedtailor resume" in error_message(lambda: ft.load_run(tmp_path))
-    assert same_run(resume(tmp_path), expected) and same_run(ft.load_run(tmp_path), expected)
-
-
-def test_resume_repairs_damaged_model_of_finished_run(tmp_path: Path) -> None:
-    expected = simulate(tmp_path, checkpoint_every=1)
-    for how in ("flipped", "truncated", "missing"):
-        damage(tmp_path / "personal" / "trained" / "001.safetensors", how)
-        assert str(tmp_path) in error_message(lambda: ft.load_run(tmp_path).personal(1))
-        assert same_run(resume(tmp_path), expected) and same_run(ft.load_run(tmp_path), expected)
-
-
-def test_resume_without_valid_checkpoint_raises_and_changes_nothing(tmp_path: Path) -> None:
-    folder = stopped_run(tmp_path / "run", after=4)
-    for number in (2, 3):
-        damage(folder / "checkpoints" / f"{number:06d}" / "server.safetensors", "truncated")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert "No checkpoint in" in error_message(lambda: resume(folder))
-    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for name in ("checkpoints/000004/server.safetensors", "personal/trained/001.safetensors"):
+        for how in ("flipped", "truncated", "missing"):
+            damage(tmp_path / name, how)
+            message = error_message(lambda: ft.load_run(tmp_path).personal(1))
+            assert str(tmp_path) in message
+            assert how == "missing" or "to repair the run, resume it with: fedtailor resume" in message
+            assert same_run(resume(tmp_path), expected) and same_run(ft.load_run(tmp_path), expected)
 
 
 def test_load_run_of_another_format_raises(tmp_path: Path) -> None:
@@ -489,11 +463,6 @@ def test_load_run_of_another_format_raises(tmp_path: Path) -> None:
 def test_simulate_settings_too_long_to_save_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedtailor.runs.writer.MAX_SETTINGS_BYTES", 1000)
     assert "too long to be saved" in error_message(lambda: simulate(tmp_path, schedule=[[0, 1]] * 400, rounds=None))
-
-
-def test_simulate_into_unwritable_folder_raises(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert "cannot be written: Not a directory" in error_message(lambda: simulate(tmp_path / "file" / "run"))
 
 
 # other processes and signals
@@ -522,11 +491,7 @@ def test_resume_while_another_process_runs_raises(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     with pytest.raises(Killed):  # allowed now
-        ft.resume(tmp_path, model=TinyNet().double(), fed=tiny_federation(), on_round_end=lambda line: throw(Killed()))
-
-
-def throw(error: BaseException) -> None:
-    raise error
+        resume(tmp_path, on_round_end=lambda record: stop_after(record["round"])(record))
 
 
 def test_resume_in_the_same_process_raises(tmp_path: Path) -> None:

@@ -88,17 +88,14 @@ def test_get_same_clients_as_latest_put_is_not_copied() -> None:
     assert store.get([5, 3], CPU)["a"] is not stacked["a"]
 
 
-def test_put_accepts_views_and_another_order_of_names() -> None:
+def test_put_accepts_views_another_order_of_names_and_empty_trees() -> None:
     store = ClientStates({"a": torch.zeros(2, 3), "b": torch.zeros(2)})
     transposed = torch.arange(6.0).reshape(1, 3, 2).transpose(1, 2)
     store.put([0], {"b": torch.ones(1, 1).expand(1, 2), "a": transposed})
     assert identical(store.get_one(0), {"a": transposed[0], "b": torch.ones(2)})
-
-
-def test_empty_tree_records_participants() -> None:
-    store = ClientStates({})
-    store.put([3], {})
-    assert store.get([1, 3], CPU) == {} and store.has(3) and not store.has(1)
+    empty = ClientStates({})
+    empty.put([3], {})
+    assert empty.get([1, 3], CPU) == {} and empty.has(3) and not empty.has(1)
 
 
 def test_file_grows_with_number_of_participants() -> None:

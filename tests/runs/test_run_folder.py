@@ -18,7 +18,6 @@ from fedtailor.experiments.experiment import make_experiment, read_experiment_fi
 from fedtailor.methods import METHODS
 from fedtailor.runs.records import Record, validate_record
 from fedtailor.runs.toml import to_toml
-from fedtailor.runs.writer import unused_folder
 
 
 def saved_run(folder: Path, name: str, net: nn.Module) -> ft.Run:
@@ -57,6 +56,15 @@ def test_run_folder_is_readable_without_fedtailor(net: nn.Module, tmp_path: Path
     assert same(dict(model.state_dict()), run.personal(2))
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """The first record of a run, as in its file."""
+    folder = tmp_path_factory.mktemp("run")
+    saved_run(folder, "fedavg", TinyNet().double())
+    record: Record = json.loads((folder / "rounds.jsonl").read_text().splitlines()[0])
+    return record
+
+
 @pytest.mark.parametrize(
     "invalid",
     [
@@ -68,24 +76,13 @@ def test_run_folder_is_readable_without_fedtailor(net: nn.Module, tmp_path: Path
     ],
     ids=lambda invalid: str(invalid)[:40],
 )  # fmt: skip
-def test_validate_record_invalid_value_raises(invalid: Record, net: nn.Module, tmp_path: Path) -> None:
-    saved_run(tmp_path, "fedavg", net)
-    first = json.loads((tmp_path / "rounds.jsonl").read_text().splitlines()[0])
+def test_validate_record_invalid_value_raises(invalid: Record, first: Record) -> None:
     assert validate_record(first | {"method_metrics": {"weights": [[0.5, 1e308, 1e308]], "layer": "fc"}}, 1, 4)
     (name,) = invalid
     with pytest.raises(ValueError, match=f"line 1 has an invalid value of '{name}'"):
         validate_record(first | invalid, 1, 4)
     with pytest.raises(ValueError, match="line 2 is not the record of round 2"):
         validate_record(first, 2, 4)
-
-
-def test_simulate_into_folder_of_another_run_raises(net: nn.Module, tmp_path: Path) -> None:
-    saved_run(tmp_path / "run", "fedavg", net)
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(ft.FedTailorError, match="contains another run"):
-        saved_run(tmp_path / "run", "local", net)
-    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert unused_folder(tmp_path, "run").name == "run-2"
 
 
 def test_load_run_missing_or_unfinished_raises(net: nn.Module, tmp_path: Path) -> None:
@@ -106,12 +103,15 @@ def test_simulate_into_unwritable_folder_raises_before_training(net: nn.Module, 
     assert not rounds
 
 
-def test_rounds_file_stores_nan_as_null(tmp_path: Path) -> None:
+def test_diverged_run_has_null_in_its_file_and_nan_in_its_summary(tmp_path: Path) -> None:
     """JSON has no NaN, and other programs must be able to read a diverged run."""
-    method, model = ft.methods.FedAvg(lr=1.0, epochs=1), DivergingNet().double()
+    loss = lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="none")  # noqa: E731
+    method, model = ft.methods.FedAvg(lr=1.0, epochs=1), ft.wrap(DivergingNet().double(), loss=loss)
     run = ft.simulate(method, model, tiny_federation(), rounds=1, dtype=torch.float64, folder=tmp_path)
     assert math.isnan(run.records[0]["loss"])
     assert json.loads((tmp_path / "rounds.jsonl").read_text())["loss"] is None
+    found = ft.load_run(tmp_path).summary()["received"]  # a custom loss is also the score
+    assert math.isnan(found["last"]["weighted"]) and found["best_test"] is None
 
 
 def test_to_toml_round_trips_settings() -> None:
@@ -133,15 +133,6 @@ def test_run_folder_describes_inner_method(net: nn.Module, tmp_path: Path) -> No
     method = ft.load_run(tmp_path).experiment["method"]
     assert method["name"] == "wrapper" and method["scale"] == 0.5
     assert method["inner"]["name"] == "fedprox" and method["inner"]["mu"] == 0.3
-
-
-def test_summary_of_diverged_run_is_nan(tmp_path: Path) -> None:
-    method = ft.methods.FedAvg(lr=1.0, epochs=1)
-    loss = lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="none")  # noqa: E731
-    model = ft.wrap(DivergingNet().double(), loss=loss, metrics={})  # the loss is the score
-    ft.simulate(method, model, tiny_federation(), rounds=1, dtype=torch.float64, folder=tmp_path)
-    found = ft.load_run(tmp_path).summary()["received"]
-    assert math.isnan(found["last"]["weighted"]) and found["best_test"] is None
 
 
 def test_experiment_of_custom_arrays_cannot_be_repeated(net: nn.Module, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,20 +29,9 @@ Files = Mapping[str, bytes]  # content by the publisher's file name
 MAX_FILE_BYTES = 1 << 30  # of one file; twice the largest published IDX file
 _MAX_SHEET_PIXELS = 1 << 24  # of one sheet; the published ones have 10,240,000, and pillow warns from 89 million
 _MAX_LABEL_BYTES = 1 << 20  # of a list of labels; the published ones have 150,000
-_MAX_XZ_MEMORY = 1 << 28  # bytes that the xz decoder may use; four times the need of the strongest preset
 NUM_CLASSES = 10  # of each data set here
 _AR_MAGIC = b"!<arch>\n"  # start of a Debian package, which is an ar archive
-_RECORD = (
-    1 + 3 * 32 * 32
-)  # bytes per image in CIFAR-10's binary version: the label, then the red, green, and blue planes
-_TYPES_WITHOUT_DATA = (
-    tarfile.LNKTYPE,
-    tarfile.SYMTYPE,
-    tarfile.DIRTYPE,
-    tarfile.CHRTYPE,
-    tarfile.BLKTYPE,
-    tarfile.FIFOTYPE,
-)
+_RECORD = 1 + 3 * 32 * 32  # bytes per image in CIFAR-10's binary version: the label, then three planes of color
 _PARTS = [f"data_batch_{n}" for n in range(1, 6)]
 
 
@@ -89,6 +79,15 @@ def parse_idx(data: bytes, what: str = "The IDX file") -> NDArray[np.uint8]:
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
+def _read_at_most(size: int, stream: io.BufferedIOBase) -> bytes:
+    """Read up to `size` bytes of a stream; memory grows only with the data that is read."""
+    parts: list[bytes] = []
+    while size > 0 and (part := stream.read(min(size, 1 << 20))):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
 def parse_sheet(data: bytes, what: str = "The sheet") -> NDArray[np.uint8]:
     """Return the 32×32 color images of a PNG sheet, whose pixels in row order are the concatenated images.
 
@@ -134,28 +133,33 @@ def read_publisher_folder(layout: Layout, folder: Path) -> Images:
     return layout.read(files, where)
 
 
-def read_archive(layout: Layout, file: io.BufferedReader, where: str) -> Images:
+def read_archive(layout: Layout, file: BinaryIO, where: str) -> Images:
     """Return the images in a registry's package, a .tgz or .deb, which is unpacked in memory and never to disk.
 
-    >>> read_archive(MNIST, io.BufferedReader(io.BytesIO(b"nonsense")), "The archive")
+    The caller must have compared the archive's checksum: Python 3.11 loops forever on some invalid archives.
+
+    >>> read_archive(MNIST, io.BytesIO(b"nonsense"), "The file")
     Traceback (most recent call last):
-    fedtailor.errors.DataError: The archive cannot be unpacked (truncated header); download it again.
+    fedtailor.errors.DataError: The file cannot be unpacked (file could not be opened successfully); download it again.
     """
     try:
         data = file.read()
-        files = _members(_decompress(_deb_data(data) if data.startswith(_AR_MAGIC) else data), layout)
+        with tarfile.open(fileobj=io.BytesIO(_deb_data(data) if data.startswith(_AR_MAGIC) else data)) as archive:
+            files = _read_members(archive, layout)
     except (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError) as error:
         raise DataError(f"{where} cannot be unpacked ({reason(error)}); download it again.") from error
     return layout.read(files, where)
 
 
-def _read_at_most(size: int, stream: io.BufferedIOBase) -> bytes:
-    """Read up to `size` bytes of a stream; memory grows only with the data that is read."""
-    parts: list[bytes] = []
-    while size > 0 and (part := stream.read(min(size, 1 << 20))):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+def _read_members(archive: tarfile.TarFile, layout: Layout) -> Files:
+    files = dict[str, bytes]()
+    for member in archive:
+        name = publisher_name(PurePosixPath(member.name).name)
+        if name in layout.names and (stream := archive.extractfile(member) if member.isreg() else None):
+            if member.size > MAX_FILE_BYTES:
+                raise tarfile.ReadError(f"{name} is larger than a data set")
+            files[name] = stream.read()
+    return files
 
 
 def _deb_data(data: bytes) -> bytes:
@@ -169,42 +173,6 @@ def _deb_data(data: bytes) -> bytes:
             return data[offset : offset + int(digits)]
         offset += int(digits) + int(digits) % 2  # members start at even offsets
     raise tarfile.ReadError("it contains no data.tar")
-
-
-def _decompress(data: bytes) -> bytes:
-    """Decompress gzip or xz; return other data unchanged."""
-    if data.startswith(b"\x1f\x8b"):
-        content = _read_at_most(MAX_FILE_BYTES + 1, gzip.GzipFile(fileobj=io.BytesIO(data)))
-    elif data.startswith(b"\xfd7zXZ\0"):
-        xz = lzma.LZMADecompressor(lzma.FORMAT_XZ, _MAX_XZ_MEMORY)
-        content = xz.decompress(data, MAX_FILE_BYTES + 1)
-        if not xz.eof and len(content) <= MAX_FILE_BYTES:
-            raise EOFError("truncated")
-    else:
-        content = data
-    if len(content) > MAX_FILE_BYTES:
-        raise tarfile.ReadError("its content is larger than a data set")
-    return content
-
-
-def _members(data: bytes, layout: Layout) -> Files:
-    """Return the publisher's files in a tar archive.
-
-    The headers are parsed here because `tarfile` in Python 3.11 loops forever on negative sizes and takes hours for
-    some extended headers, which are skipped.
-    """
-    files, offset = dict[str, bytes](), 0
-    while (block := data[offset : offset + tarfile.BLOCKSIZE]).strip(b"\0") or not offset:
-        member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        offset += tarfile.BLOCKSIZE
-        size = 0 if member.type in _TYPES_WITHOUT_DATA else member.size
-        if not 0 <= size <= len(data) - offset:
-            raise tarfile.ReadError("a member is truncated")
-        name = publisher_name(PurePosixPath(member.name).name)
-        if member.isreg() and name in layout.names:
-            files[name] = data[offset : offset + size]
-        offset += -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-    return files
 
 
 def _require_files(files: Files, names: list[str], where: str, hint: str) -> list[bytes]:

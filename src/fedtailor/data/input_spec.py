@@ -86,11 +86,9 @@ class InputSpec:
 
 
 def _random_tensor(random: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Tensor:
-    if kind == "uint8":
-        return torch.from_numpy(random.integers(0, 256, shape, np.uint8))
     if "float" in kind:
-        dtype: torch.dtype = getattr(torch, kind)
-        return torch.from_numpy(random.uniform(size=shape)).to(dtype)
-    return torch.from_numpy(random.integers(0, 2, shape)).to(
-        getattr(torch, kind)
-    )  # 0 and 1 are valid tokens in every vocabulary
+        values = torch.from_numpy(random.uniform(size=shape))
+    else:  # bytes are colors; of other integers, 0 and 1 are valid tokens in every vocabulary
+        high, dtype = (256, np.uint8) if kind == "uint8" else (2, np.int64)
+        values = torch.from_numpy(random.integers(0, high, shape, dtype))
+    return values.to(getattr(torch, kind))

@@ -56,9 +56,8 @@ def _members(archive: zipfile.ZipFile) -> Members:
 
 
 def _total_size(members: Members, names: Collection[str]) -> int:
-    return sum(
-        members[name].file_size for name in names if name in members
-    )  # zipfile never decompresses more than file_size
+    # zipfile never decompresses more than file_size
+    return sum(members[name].file_size for name in names if name in members)
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:

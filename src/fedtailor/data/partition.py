@@ -73,9 +73,8 @@ def group_by_owner(owners: Sequence[Any]) -> tuple[list[str], list[Indices]]:
     >>> group_by_owner(["b", "a", "b"])[0]
     ['a', 'b']
     """
-    plain = (
-        owners.tolist() if hasattr(owners, "tolist") else list(owners)
-    )  # for arrays, tensors, and columns of data frames
+    # arrays, tensors, and columns of data frames have `tolist`
+    plain = owners.tolist() if hasattr(owners, "tolist") else list(owners)
     for sample, owner in enumerate(plain):
         if not isinstance(owner, str | int | float | np.generic) or owner != owner:  # NaN: missing in a data frame
             raise DataError(f"The owner of sample {sample} must be a string or a number, got {owner!r}.")

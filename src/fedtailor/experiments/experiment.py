@@ -10,7 +10,7 @@ name = "digits"
 name = "mlp"
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,12 +85,8 @@ def make_experiment(settings: NestedSettings) -> Experiment:
     """
     check_settings(settings, "The experiment")
     rest = dict(settings)
-    parts: dict[str, Any] = {}
-    kinds: list[tuple[str, Mapping[str, type[Any]], str | None]]
-    kinds = [("method", METHODS, "fedavg"), ("network", NETWORKS, None)]
-    for part, known, default in kinds:
-        if made := build_named(part, rest.pop(part, {}), known, default):
-            parts[part] = made
+    parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg")}
+    parts["network"] = build_named("network", rest.pop("network", {}), NETWORKS, None)
     data = named_settings("data", rest.pop("data", {}), "digits")
     if data["name"] not in (known_data := [*DATASETS, "folder"]):
         raise unknown_name("data set", data["name"], known_data)

@@ -73,14 +73,16 @@ def _experiment(
 ) -> Experiment:
     """Return the experiment that a folder describes; arguments take precedence."""
     given = {"method": method, "network": model, "data": fed}
-    arguments = {"method": "method", "network": "model", "data": "fed"}
-    known = {"method": [*METHODS], "network": [*NETWORKS], "data": [*DATASETS, "folder"]}
-    for part, names in known.items():
+    known = {
+        "method": ("method", [*METHODS]),
+        "network": ("model", [*NETWORKS]),
+        "data": ("fed", [*DATASETS, "folder"]),
+    }
+    for part, (argument, names) in known.items():
         name = _innermost(settings[part]).get("name")
         if given[part] is None and name not in names:
-            raise ConfigError(
-                f"The run's {part} '{name}' is not built in; pass it again: ft.resume(path, {arguments[part]}=...)."
-            )
+            again = f"pass it again: ft.resume(path, {argument}=...)"
+            raise ConfigError(f"The run's {part} '{name}' is not built in; {again}.")
     experiment = make_experiment({name: value for name, value in settings.items() if given.get(name) is None})
     return experiment if method is None else replace(experiment, method=method)
 

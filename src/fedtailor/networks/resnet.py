@@ -25,48 +25,46 @@ class _Block(nn.Module):
         return torch.relu(residual + self.shortcut(x))
 
 
-def _build_resnet(shape: Shape, outputs: int, channels: Shape, blocks: Shape, norm: str) -> nn.Module:
-    check_sizes("channels", channels)
-    check_sizes("blocks", blocks, least=0)
-    if not channels or len(blocks) != len(channels):
-        raise ConfigError(f"blocks must have one number per group of channels: {len(channels)}, got {len(blocks)}.")
-    if sum(blocks) > MAX_LAYERS:
-        raise ConfigError(f"A network can have at most {MAX_LAYERS} blocks, got {sum(blocks)}.")
-    before = channels[0]
-    layers: dict[str, nn.Module] = {
-        "conv": nn.Conv2d(shape[0], before, 3, padding=1, bias=False), "norm": make_norm(norm, before),
-        "relu": nn.ReLU(),
-    }  # fmt: skip
-    for group, (after, count) in enumerate(zip(channels, blocks, strict=True), start=1):
-        for number in range(1, count + 1):
-            stride = 2 if group > 1 and number == 1 else 1
-            layers[f"group{group}_block{number}"] = _Block(before, after, stride, norm)
-            before = after
-    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    return sequential(**layers, **dense_layers(before, (256, 128), outputs))
+@dataclass(frozen=True)
+class _ResNet:
+    norm: Annotated[str, "normalization: group, batch, or none"] = "group"
+    blocks: Annotated[tuple[int, ...], "residual blocks per group"] = ()
+    channels: Annotated[tuple[int, ...], "channels per group"] = ()
+
+    def build(self, shape: Shape, outputs: int) -> nn.Module:
+        require_image(shape, type(self).__name__.lower(), smallest=8)
+        channels, blocks = tuple(self.channels), tuple(self.blocks)
+        check_sizes("channels", channels)
+        check_sizes("blocks", blocks, least=0)
+        if not channels or len(blocks) != len(channels):
+            raise ConfigError(f"blocks must have one number per group of channels: {len(channels)}, got {len(blocks)}.")
+        if sum(blocks) > MAX_LAYERS:
+            raise ConfigError(f"A network can have at most {MAX_LAYERS} blocks, got {sum(blocks)}.")
+        before = channels[0]
+        layers: dict[str, nn.Module] = {
+            "conv": nn.Conv2d(shape[0], before, 3, padding=1, bias=False), "norm": make_norm(self.norm, before),
+            "relu": nn.ReLU(),
+        }  # fmt: skip
+        for group, (after, count) in enumerate(zip(channels, blocks, strict=True), start=1):
+            for number in range(1, count + 1):
+                stride = 2 if group > 1 and number == 1 else 1
+                layers[f"group{group}_block{number}"] = _Block(before, after, stride, self.norm)
+                before = after
+        layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+        return sequential(**layers, **dense_layers(before, (256, 128), outputs))
 
 
 @dataclass(frozen=True)
-class ResNet9:
+class ResNet9(_ResNet):
     """FedLAG's network for MNIST (Table 5 of the paper)."""
 
-    norm: Annotated[str, "normalization: group, batch, or none"] = "group"
-    blocks: Annotated[tuple[int, ...], "residual blocks per group"] = (1, 2, 2, 1)
-    channels: Annotated[tuple[int, ...], "channels per group"] = (32, 64, 128, 256)
-
-    def build(self, shape: Shape, outputs: int) -> nn.Module:
-        channels, blocks = tuple(self.channels), tuple(self.blocks)
-        return _build_resnet(require_image(shape, "resnet9", 8), outputs, channels, blocks, self.norm)
+    blocks: tuple[int, ...] = (1, 2, 2, 1)
+    channels: tuple[int, ...] = (32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
-class ResNet20:
+class ResNet20(_ResNet):
     """FedLAG's network for CIFAR-10 (Table 5 of the paper); CIFAR-100 uses blocks=(2, 3, 4)."""
 
-    norm: Annotated[str, "normalization: group, batch, or none"] = "group"
-    blocks: Annotated[tuple[int, ...], "residual blocks per group"] = (3, 3, 3)
+    blocks: tuple[int, ...] = (3, 3, 3)
     channels: Annotated[tuple[int, ...], "channels per group; the original ResNet-20 has 16, 32, 64"] = (64, 128, 256)
-
-    def build(self, shape: Shape, outputs: int) -> nn.Module:
-        channels, blocks = tuple(self.channels), tuple(self.blocks)
-        return _build_resnet(require_image(shape, "resnet20", 8), outputs, channels, blocks, self.norm)

@@ -74,16 +74,13 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder if it exists. It is renamed first, so that a partly removed folder never looks complete."""
-    if folder.is_dir():
-        renamed = (
-            folder
-            if folder.name.endswith(TEMPORARY_SUFFIX)
-            else folder.with_name(folder.name + ".gone" + TEMPORARY_SUFFIX)
-        )
-        if renamed != folder:
-            shutil.rmtree(renamed, ignore_errors=True)
-            folder.replace(renamed)
-        shutil.rmtree(renamed)
+    if not folder.is_dir():
+        return
+    if not folder.name.endswith(TEMPORARY_SUFFIX):
+        renamed = folder.with_name(folder.name + ".gone" + TEMPORARY_SUFFIX)
+        shutil.rmtree(renamed, ignore_errors=True)
+        folder = folder.replace(renamed)
+    shutil.rmtree(folder)
 
 
 def sync_folder(folder: Path) -> None:

@@ -24,20 +24,10 @@ def read_partial_run(folder: Path) -> Run:
     fedtailor.errors.RunError: There is no run in 'nowhere'.
     """
     experiment, info = read_settings(folder), read_info(folder)
-    return Run(
-        experiment,
-        info,
-        Records(_read_all(folder, len(info["clients"]))),
-        {},
-        raise_remote_client,
-        raise_remote_client,
-        folder,
-    )
-
-
-def _read_all(folder: Path, clients: int) -> list[Record]:
     with record_errors(folder) as path:
-        return [restore_record(record) for _, record in RecordTail(path, clients).read()[1]]
+        _, found, _ = RecordTail(path, len(info["clients"])).read()
+        records = Records(restore_record(record) for _, record in found)
+    return Run(experiment, info, records, {}, raise_remote_client, raise_remote_client, folder)
 
 
 @contextmanager

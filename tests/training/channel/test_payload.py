@@ -20,17 +20,12 @@ from fedtailor.training.channel.payload import count_bytes, mask_absent_rows
 def test_count_bytes_counts_payload() -> None:
     """float32 takes 4 bytes, float64 8, and a boolean one bit (rounded up once); there are no headers."""
     stacked = {"a": torch.zeros(3, 5), "b": {"c": torch.zeros(3, 2, dtype=torch.float64)}}
-    assert count_bytes(stacked, 3) == [36, 36, 36]
-    assert count_bytes(
-        {"mask": torch.zeros(2, 3, dtype=torch.bool), "more": torch.zeros(2, 6, dtype=torch.bool)}, 2
-    ) == [2, 2]
-    assert count_bytes({}, 2) == [0, 0]
-
-
-def test_absent_rows_are_zero_and_take_no_bytes() -> None:
+    assert count_bytes(stacked, 3) == [36, 36, 36] and count_bytes({}, 2) == [0, 0]
+    masks = {f"mask {size}": torch.zeros(2, size, dtype=torch.bool) for size in (3, 6)}
+    assert count_bytes(masks, 2) == [2, 2]
     present = torch.tensor([[True, False, True], [False, False, False]])
     rows = Rows(torch.ones(2, 3, 4), present)
-    assert count_bytes({"prototypes": rows}, 2) == [2 * 4 * 4, 0]
+    assert count_bytes({"prototypes": rows}, 2) == [2 * 4 * 4, 0]  # absent rows take no bytes
     arrived = mask_absent_rows({"nested": {"prototypes": rows}})["nested"]["prototypes"]
     assert torch.equal(arrived.values, present[:, :, None] * torch.ones(2, 3, 4))
 

@@ -58,33 +58,28 @@ def run(convolution: Convolution, case: Case, x: Tensor, w: Tensor, b: Tensor | 
     return convolution(x, w, b, *case)
 
 
-def sine_loss(convolution: Convolution, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return torch.sin(convolution(x, w, b)).sum()
+def sine_loss(convolution: Convolution, *args: Tensor) -> Tensor:
+    return torch.sin(convolution(*args)).sum()
 
 
 def make_loss(convolution: Convolution, case: Case) -> Convolution:
     """Return a loss that is nonlinear in all arguments, so that second derivatives do not vanish."""
 
     def loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return (
-            torch.sin(convolution(x, w, b, *case))
-            * torch.cos(torch.arange(5.0, dtype=x.dtype, device=x.device))[:, None, None, None]
-        ).sum()
+        weights = torch.cos(torch.arange(5.0, dtype=x.dtype, device=x.device))[:, None, None, None]
+        return (torch.sin(convolution(x, w, b, *case)) * weights).sum()
 
     return loss
 
 
-def test_conv2d_values_match_each_client(case: Case) -> None:
-    x, w, b = problem(groups=case[3])
-    assert_close(vmap(partial(run, conv2d, case))(x, w, b), per_client(partial(run, F.conv2d, case), x, w, b))
-    assert_close(vmap(partial(run, conv2d, case))(x, w), per_client(partial(run, F.conv2d, case), x, w))
-
-
-@pytest.mark.parametrize("argument", [0, 1, 2], ids=["input", "weight", "bias"])
-def test_conv2d_gradients_match_each_client(case: Case, argument: int) -> None:
+def test_conv2d_values_and_gradients_match_each_client(case: Case) -> None:
     stacked = problem(groups=case[3])
+    for given in (stacked, stacked[:2]):  # with and without a bias
+        values = per_client(partial(run, F.conv2d, case), *given)
+        assert_close(vmap(partial(run, conv2d, case))(*given), values)
     ours, reference = make_loss(conv2d, case), make_loss(F.conv2d, case)
-    assert_close(vmap(grad(ours, argument))(*stacked), per_client(grad(reference, argument), *stacked))
+    for argument in range(3):
+        assert_close(vmap(grad(ours, argument))(*stacked), per_client(grad(reference, argument), *stacked))
 
 
 @pytest.mark.parametrize("inner,outer", [(0, 0), (1, 1), (0, 1), (1, 0), (2, 1), (1, 2)])
@@ -161,20 +156,16 @@ def test_adapt_leaves_other_convolutions_unchanged() -> None:
     class Own(nn.Conv2d):
         pass
 
-    module = nn.Sequential(
-        nn.Conv2d(1, 1, 3, padding="same"), nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), Own(1, 1, 3)
-    )
+    reflecting = nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect")
+    module = nn.Sequential(nn.Conv2d(1, 1, 3, padding="same"), reflecting, Own(1, 1, 3))
     assert [type(layer) for layer in adapt(module)] == [nn.Conv2d, nn.Conv2d, Own]
-
-
-def test_use_algorithm_with_unknown_name_raises() -> None:
     with pytest.raises(FedTailorError, match="did you mean 'grouped'"), use_algorithm("groupd"):
         pass
 
 
 def sine_gradient(function: Convolution) -> Convolution:
     """Return a gradient that is differentiable again."""
-    return grad(lambda x: torch.sin(function(x)).sum())
+    return grad(partial(sine_loss, function))
 
 
 def relu_then_pool(x: Tensor) -> Tensor:
@@ -191,9 +182,7 @@ def test_relu_pool_derivatives_match_two_layers(shape: tuple[int, ...]) -> None:
         ours, reference = sine_gradient(ours), sine_gradient(reference)
 
 
-def test_adapt_fuses_only_adjacent_plain_relu_and_pooling(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_adapt_fuses_only_adjacent_plain_relu_and_pooling(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, original = [], pooling.relu_pool
 
     def recorded(x: Tensor) -> Tensor:

@@ -2,12 +2,15 @@
 
 import os
 import signal
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fedtailor as ft
 from conftest import METHOD_PARAMS, error_message, models, tiny_federation
@@ -71,20 +74,6 @@ def apply(function: Callable[..., Tree], net: nn.Module, *trees: Tree, workers: 
     return make_pool(net, workers).apply(function, 1, CLIENTS, *trees)
 
 
-class NormDropoutNet(nn.Module):
-    """A network with batch normalization and dropout, which usually have hidden state and global randomness."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 6)
-        self.norm = nn.BatchNorm1d(6)
-        self.drop = nn.Dropout(0.3)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.drop(torch.relu(self.norm(self.fc(x)))))  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize("name", METHOD_PARAMS)
 def test_pool_matches_sequential_to_the_bit(name: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)  # two workers on any machine
@@ -101,8 +90,11 @@ def test_pool_matches_sequential_to_the_bit(name: str, net: nn.Module, monkeypat
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 9])
 def test_pool_bits_do_not_depend_on_number_of_workers(workers: int) -> None:
+    """The network has layers that usually have hidden state and global randomness."""
     torch.manual_seed(0)
-    net, method = NormDropoutNet().double(), ft.methods.FedAvg(momentum=0.5)
+    layers = {"fc": nn.Linear(4, 6), "norm": nn.BatchNorm1d(6), "relu": nn.ReLU(), "drop": nn.Dropout(0.3)}
+    net = nn.Sequential(OrderedDict(layers, head=nn.Linear(6, 3))).double()
+    method = ft.methods.FedAvg(momentum=0.5)
     message = {"params": ft.wrap(net).init(0)}
 
     def train(ctx: ft.ClientContext) -> Tree:
@@ -216,11 +208,8 @@ def test_pool_raises_original_error_of_client(client: int, workers: int, net: nn
 def test_pool_with_differing_structures_raises_config_error(net: nn.Module) -> None:
     message = error_message(lambda: apply(lambda ctx: {"own": torch.zeros(int(ctx.size))}, net))
     assert "'own' is" in message and "of the same names, shapes, and dtypes" in message
-    message = error_message(lambda: apply(lambda ctx: {"own": torch.zeros(1, dtype=DTYPES[int(ctx.index)])}, net))
-    assert "torch.float64 for client" in message
-
-
-DTYPES = [torch.float32, torch.float32, torch.float64, torch.float32]
+    double = lambda ctx: {"own": torch.zeros(1, dtype=torch.float64 if int(ctx.index) == 2 else torch.float32)}  # noqa: E731
+    assert "torch.float64 for client" in error_message(lambda: apply(double, net))
 
 
 def test_pool_with_in_place_change_in_worker_raises(net: nn.Module) -> None:
@@ -230,8 +219,9 @@ def test_pool_with_in_place_change_in_worker_raises(net: nn.Module) -> None:
     assert "Client 0 modified 'a' in place" in error_message(lambda: apply(modify, net, {"a": torch.zeros(4)}))
 
 
-def act_in_worker(act: Callable[[], object]) -> Callable[[ft.ClientContext], Tree]:
-    """Call `act` only in a forked worker; this process waits until a worker has started."""
+@contextmanager
+def act_in_worker(act: Callable[[], object]) -> Iterator[Callable[[ft.ClientContext], Tree]]:
+    """Yield a client function that calls `act` only in a forked worker; this process waits until a worker has."""
     started, main_pid = os.pipe(), os.getpid()
 
     def work(ctx: ft.ClientContext) -> Tree:
@@ -241,32 +231,28 @@ def act_in_worker(act: Callable[[], object]) -> Callable[[ft.ClientContext], Tre
         elif int(ctx.index) != 3:  # the shortest runs before there are workers
             os.read(started[0], 1)
             os.write(started[1], b"!")  # for when this process takes the next client
-        return {}
+        return {"index": ctx.index}
 
-    work.pipe = started  # type: ignore[attr-defined]
-    return work
-
-
-def error_in_worker(act: Callable[[], object], net: nn.Module) -> str:
-    work = act_in_worker(act)
-    try:
-        return error_message(lambda: apply(work, net))
-    finally:
-        for end in work.pipe:  # type: ignore[attr-defined]
-            os.close(end)
+    yield work
+    for end in started:
+        os.close(end)
 
 
-def test_pool_with_killed_worker_raises(net: nn.Module) -> None:
-    message = error_in_worker(lambda: os.kill(os.getpid(), signal.SIGKILL), net)
-    assert "A worker process was killed while it trained client" in message
+def run_out_of_memory() -> None:
+    raise MemoryError("no memory\nleft")
 
 
-def test_pool_with_unrepeatable_error_raises(net: nn.Module) -> None:
-    def fail() -> None:
-        raise MemoryError("no memory\nleft")
-
-    message = error_in_worker(fail, net)
-    assert "failed in a worker process but not when run again (MemoryError: no memory)" in message
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "A worker process was killed while it trained client"),
+        (run_out_of_memory, "failed in a worker process but not when run again (MemoryError: no memory)"),
+    ],
+    ids=["killed", "unrepeatable error"],
+)
+def test_pool_with_lost_worker_raises(act: Callable[[], object], words: str, net: nn.Module) -> None:
+    with act_in_worker(act) as work:
+        assert words in error_message(lambda: apply(work, net))
 
 
 def test_pool_interrupt_kills_workers(net: nn.Module) -> None:
@@ -289,14 +275,8 @@ def test_pool_interrupt_kills_workers(net: nn.Module) -> None:
 @pytest.mark.usefixtures("default_sigint")
 def test_pool_workers_ignore_interrupt(net: nn.Module) -> None:
     """A terminal sends SIGINT to all processes; only the one that the user started handles it."""
-    main_pid = os.getpid()
-
-    def work(ctx: ft.ClientContext) -> Tree:
-        if os.getpid() != main_pid:
-            os.kill(os.getpid(), signal.SIGINT)
-        return {"index": ctx.index}
-
-    assert apply(work, net)["index"].tolist() == CLIENTS
+    with act_in_worker(lambda: os.kill(os.getpid(), signal.SIGINT)) as work:
+        assert apply(work, net)["index"].tolist() == CLIENTS
 
 
 def test_pool_orphaned_worker_stops_after_current_client(net: nn.Module) -> None:
@@ -325,14 +305,19 @@ def test_pool_orphaned_worker_stops_after_current_client(net: nn.Module) -> None
     assert len(done) <= 1
 
 
-def test_pool_output_of_workers_appears_once(net: nn.Module, capfd: pytest.CaptureFixture[str]) -> None:
+def test_pool_output_of_workers_appears_once(net: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output that is buffered when a worker is forked would be printed by both processes."""
+
     def work(ctx: ft.ClientContext) -> Tree:
-        print(f"client {int(ctx.index)}\n", end="")  # a single write, because the capture is unbuffered
+        print(f"client {int(ctx.index)}")
         return {}
 
-    print("before")
-    apply(work, net)
-    assert sorted(capfd.readouterr().out.split("\n")[:-1]) == ["before", *(f"client {client}" for client in CLIENTS)]
+    with (tmp_path / "output").open("a") as buffered, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", buffered)
+        print("before")
+        apply(work, net)
+    lines = (tmp_path / "output").read_text().splitlines()
+    assert sorted(lines) == ["before", *(f"client {client}" for client in CLIENTS)]
 
 
 def test_work_queue_gives_every_task_once() -> None:
@@ -344,12 +329,9 @@ def test_work_queue_gives_every_task_once() -> None:
     assert taken[0][0] == 0  # in order, the longest first
 
 
-def test_pool_has_one_worker_per_available_core(net: nn.Module) -> None:
+def test_pool_needs_fork_and_no_gpu_and_uses_all_cores(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     shared, sequential = make_engine(net)
     assert Pool(shared, sequential.samples).workers == available_cores() >= 1
-
-
-def test_pool_without_fork_or_with_gpu_raises(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     assert "on a machine with a GPU" in error_message(lambda: make_pool(net))
     monkeypatch.delattr(os, "fork")

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedtailor.core.batch import SharedContext
 from fedtailor.core.system import available_cores, torch_threads
 from fedtailor.core.trees import Tree, map_leaves, take
-from fedtailor.errors import FedTailorError, RunError
+from fedtailor.errors import FedTailorError, RunError, reason
 from fedtailor.training.engines.processes import SharedMemory, WorkQueue, forked_workers
 from fedtailor.training.engines.sequential import Sequential, check_same_structure
 from fedtailor.training.engines.vectorized import Vectorized, make_chunks, restore_order, select_rows
@@ -49,8 +49,8 @@ class Pool:
     def __post_init__(self) -> None:
         if self.shared.y.device.type != "cpu":
             raise RunError("The engine 'pool' is for CPUs; on a GPU, use 'vectorized' or 'sequential'.")
-        if reason := cannot_fork():
-            raise RunError(reason)
+        if problem := cannot_fork():
+            raise RunError(problem)
 
     @torch.no_grad()
     def apply(self, function: Callable[..., Tree], round: int, clients: Sequence[int], *trees: Tree) -> Tree:
@@ -177,7 +177,7 @@ class SharedResults:
         try:
             self.put(chunk, self.work(chunk))
         except BaseException as error:
-            text = f"{type(error).__name__}: {error}".encode()[: len(self.error_text)]
+            text = reason(error, with_type=True).encode()[: len(self.error_text)]
             self.error_text[: len(text)] = text
             self.status[chunk[0]] = _FAILED
             queue.cancel()
@@ -190,7 +190,7 @@ class SharedResults:
             client = self.clients[failed[0]]
             # Client functions are pure, so the error occurs again here, with a traceback that can be debugged.
             self.put(chunks[failed[0]], self.work(chunks[failed[0]]))
-            text = self.error_text[:].rstrip(b"\0").decode(errors="replace").splitlines()[0].rstrip(".")
+            text = self.error_text[:].rstrip(b"\0").decode(errors="replace")
             raise WorkerLostError(
                 f"Client {client} failed in a worker process but not when run again ({text}), because memory was low "
                 "or its training is not deterministic; use engine='sequential' to find out."

@@ -22,6 +22,7 @@ from fedtailor.training.engines.kernels.convolution_algorithms import (
     ALGORITHMS,
     Algorithm,
     choose_algorithm,
+    clients_first,
     convolve,
     input_gradient,
     weight_gradient,
@@ -119,10 +120,9 @@ class _Convolve(Function):
     def vmap(info: Any, dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         x, weight, bias, geometry = args
         if dims[1] is None and dims[2] is None:  # clients with the same weights form one large batch
-            return _split_batch(
-                convolve(x.movedim(dims[0], 0).flatten(0, 1), weight, bias, geometry), info.batch_size
-            ), 0
-        x, weight, bias = _clients_first(args[:3], dims, info.batch_size)
+            merged = convolve(x.movedim(dims[0], 0).flatten(0, 1), weight, bias, geometry)
+            return _split_batch(merged, info.batch_size), 0
+        x, weight, bias = clients_first(args[:3], dims, info.batch_size)
         return _select_algorithm("convolve", x, weight, geometry).convolve(x, weight, bias, geometry), 0
 
 
@@ -149,10 +149,9 @@ class _InputGradient(Function):
     def vmap(info: Any, dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         g, weight, geometry = args
         if dims[1] is None:
-            return _split_batch(
-                input_gradient(g.movedim(dims[0], 0).flatten(0, 1), weight, geometry), info.batch_size
-            ), 0
-        g, weight = _clients_first(args[:2], dims, info.batch_size)
+            merged = input_gradient(g.movedim(dims[0], 0).flatten(0, 1), weight, geometry)
+            return _split_batch(merged, info.batch_size), 0
+        g, weight = clients_first(args[:2], dims, info.batch_size)
         return _select_algorithm("input_gradient", g, weight, geometry).input_gradient(g, weight, geometry), 0
 
 
@@ -176,7 +175,7 @@ class _WeightGradient(Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        g, x = _clients_first(args[:2], dims, info.batch_size)
+        g, x = clients_first(args[:2], dims, info.batch_size)
         geometry = args[2]
         return _select_algorithm("weight_gradient", g, x, geometry).weight_gradient(g, x, geometry), 0
 
@@ -191,17 +190,6 @@ def _split_bias(matrix: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor | No
     taps = matrix.shape[1] - geometry.biased
     weight = matrix[:, :taps].reshape(len(matrix), -1, *geometry.kernel)
     return weight, matrix[:, taps] if geometry.biased else None
-
-
-def _clients_first(args: tuple[Any, ...], dims: tuple[int | None, ...], clients: int) -> list[Any]:
-    """Move the clients to the leading axis of each tensor; tensors that they share are expanded without a copy."""
-
-    def move(tensor: Tensor | None, dim: int | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        return tensor.expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-
-    return [move(tensor, dim) for tensor, dim in zip(args, dims, strict=False)]
 
 
 def _split_batch(merged: Tensor, clients: int) -> Tensor:

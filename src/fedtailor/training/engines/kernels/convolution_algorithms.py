@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from math import prod
+from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,17 @@ class Algorithm:
     weight_gradient: Callable[[Tensor, Tensor, Geometry], Tensor]
 
 
+def clients_first(args: tuple[Any, ...], dims: tuple[int | None, ...], clients: int) -> list[Any]:
+    """Move the clients to the leading axis of each tensor; tensors that they share are expanded without a copy."""
+
+    def move(tensor: Tensor | None, dim: int | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        return tensor.expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+    return [move(tensor, dim) for tensor, dim in zip(args, dims, strict=False)]
+
+
 # One client: PyTorch's implementation, the reference for all algorithms.
 
 
@@ -38,9 +51,8 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry)
 
 def input_gradient(g: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Return the gradient of one client's input."""
-    template = g.new_empty(1).expand(
-        len(g), weight.shape[1] * geometry.groups, *geometry.size
-    )  # only its shape is used
+    shape = (len(g), weight.shape[1] * geometry.groups, *geometry.size)
+    template = g.new_empty(1).expand(shape)  # only its shape is used
     return _convolution_backward(g, template, weight, geometry, (True, False))[0]
 
 
@@ -54,19 +66,9 @@ def weight_gradient(g: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
 def _convolution_backward(
     g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, mask: tuple[bool, bool]
 ) -> tuple[Tensor, ...]:
-    out: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-        g,
-        x,
-        weight,
-        None,
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        False,
-        (0, 0),
-        geometry.groups,
-        (*mask, False),
-    )
+    walk = (geometry.stride, geometry.padding, geometry.dilation, False, (0, 0))  # no transposed convolution
+    out: tuple[Tensor, ...]
+    out = torch.ops.aten.convolution_backward(g, x, weight, None, *walk, geometry.groups, (*mask, False))
     return out
 
 
@@ -182,32 +184,22 @@ def _tap_slice(geometry: Geometry, axis: int, tap: int) -> slice:
     return slice(start, start + (geometry.out[axis] - 1) * geometry.stride[axis] + 1, geometry.stride[axis])
 
 
-# Triton: kernels that are imported on first use, because Triton is only available with CUDA.
-
-
-def _triton_convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+def triton_kernels() -> ModuleType:
+    """Import the Triton kernels on first use, because Triton is only available with CUDA."""
     from fedtailor.training.engines.kernels import triton_kernels
 
-    return triton_kernels.convolve(x, weight, bias, geometry)
-
-
-def _triton_input_gradient(g: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    from fedtailor.training.engines.kernels import triton_kernels
-
-    return triton_kernels.input_gradient(g, weight, geometry)
-
-
-def _triton_weight_gradient(g: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
-    from fedtailor.training.engines.kernels import triton_kernels
-
-    return triton_kernels.weight_gradient(g, x, geometry)
+    return triton_kernels
 
 
 ALGORITHMS = {
     "grouped": Algorithm(_grouped_convolve, _grouped_input_gradient, _grouped_weight_gradient),
     "loop": Algorithm(_loop_convolve, _loop_input_gradient, _loop_weight_gradient),
     "im2col": Algorithm(_im2col_convolve, _im2col_input_gradient, _im2col_weight_gradient),
-    "triton": Algorithm(_triton_convolve, _triton_input_gradient, _triton_weight_gradient),
+    "triton": Algorithm(
+        lambda *args: triton_kernels().convolve(*args),
+        lambda *args: triton_kernels().input_gradient(*args),
+        lambda *args: triton_kernels().weight_gradient(*args),
+    ),
 }
 
 

@@ -4,14 +4,13 @@ The backward operation is linear, and its transpose is defined here too, so deri
 """
 
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from fedtailor.training.engines.kernels.convolution_algorithms import has_triton_kernels
+from fedtailor.training.engines.kernels.convolution_algorithms import clients_first, has_triton_kernels, triton_kernels
 
 
 def relu_pool(x: Tensor) -> Tensor:
@@ -66,16 +65,10 @@ def _has_hooks(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
 
 
-def _kernels() -> ModuleType:
-    from fedtailor.training.engines.kernels import triton_kernels
-
-    return triton_kernels
-
-
 class _ReluPool(Function):
     @staticmethod
     def forward(x: Tensor) -> Any:
-        return _kernels().relu_pool(x)
+        return triton_kernels().relu_pool(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -96,7 +89,7 @@ class _ReluPool(Function):
 class _Unpool(Function):
     @staticmethod
     def forward(g: Tensor, argmax: Tensor, height: int, width: int) -> Any:
-        return _kernels().unpool(g, argmax, height, width)
+        return triton_kernels().unpool(g, argmax, height, width)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -108,14 +101,14 @@ class _Unpool(Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], g: Tensor, argmax: Tensor, height: int, width: int) -> Any:
-        g, argmax = (_clients_first(t, dim, info.batch_size) for t, dim in zip((g, argmax), dims, strict=False))
+        g, argmax = clients_first((g, argmax), dims, info.batch_size)
         return _Unpool.apply(g, argmax, height, width), 0  # type: ignore[no-untyped-call]
 
 
 class _Gather(Function):
     @staticmethod
     def forward(x: Tensor, argmax: Tensor) -> Any:
-        return _kernels().gather(x, argmax)
+        return triton_kernels().gather(x, argmax)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -128,9 +121,5 @@ class _Gather(Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, argmax: Tensor) -> Any:
-        x, argmax = (_clients_first(t, dim, info.batch_size) for t, dim in zip((x, argmax), dims, strict=False))
+        x, argmax = clients_first((x, argmax), dims, info.batch_size)
         return _Gather.apply(x, argmax), 0  # type: ignore[no-untyped-call]
-
-
-def _clients_first(tensor: Tensor, dim: int | None, clients: int) -> Tensor:
-    return tensor.expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
