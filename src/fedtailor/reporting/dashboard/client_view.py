@@ -89,8 +89,8 @@ def _score_figure(run: RunView, history: RunHistory, number: int) -> Figure | No
 
 def _class_figure(run: RunView, number: int) -> Figure | None:
     assert run.info is not None
-    counts, name = run.info["clients"][number].get("classes"), client_labels(run.run)[number]
-    if not isinstance(counts, list) or not all(type(count) is int for count in counts) or not sum(counts):
+    counts, name = run.info["clients"][number].get("classes") or [], client_labels(run.run)[number]
+    if not sum(counts):
         return None
     largest, present = max(range(len(counts)), key=lambda label: counts[label]), sum(count > 0 for count in counts)
     summary = (
