@@ -221,6 +221,7 @@ def test_failed_experiment_shows_log_and_can_be_removed(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path / "here")
     launcher, name = failed_experiment(tmp_path)
     assert (tmp_path / "runs" / LAUNCHER_FOLDER / f"{name}.end").read_text() == "2"  # the exit code of a FedTailorError
+    assert not (tmp_path / "runs" / name).exists()
     run = read_runs(tmp_path / "runs")[1][name]
     assert run.state == "failed" and run.message == launcher.log_tail(name)
     assert "wrong torch" not in run.message and "clients" in run.message and "Traceback" not in run.message

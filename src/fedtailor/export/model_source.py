@@ -147,7 +147,6 @@ def _only_run(client_folder: Path) -> Path:
 def _from_client_folder(
     client_folder: Path, run: Path, moment: str, inputs: InputSpec | None
 ) -> tuple[ModelInfo, Params]:
-    """Load a deployed client's model. Its folder does not record whether samples are bytes, so float32 is assumed."""
     from fedtailor.experiments.deployment import read_deployment  # does not need Flower
 
     deployment = read_deployment(client_folder / "bundle")

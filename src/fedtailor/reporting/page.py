@@ -84,7 +84,6 @@ def _element_id(key: str) -> str:
 
 
 def _drawing(figure: Figure) -> Any:
-    """Return what the page's script needs to draw a figure."""
     choices = [{"options": [{"traces": o.traces, "layout": o.layout} for o in c.options]} for c in figure.choices]
     return nan_to_none({"data": figure.data, "layout": figure.layout, "frames": figure.frames, "choices": choices})
 

@@ -196,7 +196,6 @@ def _part_name(settings: dict[str, Any], part: str, default: str) -> str:
 
 
 def _run_folders(root: Path) -> Iterator[Path]:
-    """Yield the runs in a folder and in its subfolders."""
     for path in _subfolders(root):
         if is_run_folder(path):
             yield path

@@ -96,7 +96,6 @@ def _heat_map_summary(run_summary: RunSummary, counts: list[list[int]]) -> str:
 
 
 def _size_figure(run_summary: RunSummary) -> Figure | None:
-    """Draw the clients' numbers of training samples."""
     clients = sorted(run_summary.run.info["clients"], key=lambda client: -client["train"])
     sizes = [client["train"] for client in clients]
     names = [shorten(str(client["name"])) for client in clients]
