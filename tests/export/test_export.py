@@ -30,16 +30,7 @@ from fedtailor.export.personal_model import PersonalModel, build_personal_model,
 from fedtailor.export.writers import export_model, export_models
 from fedtailor.methods import METHODS
 from fedtailor.training.simulate import describe_method
-from support.exported_models import (
-    MEAN,
-    SHAPE,
-    STD,
-    image_federation,
-    load_onnx,
-    load_pt2,
-    loss_on_test_data,
-    train,
-)
+from support.exported_models import MEAN, READERS, SHAPE, STD, image_federation, load_pt2, loss_on_test_data, train
 
 WITH_EXTRA_TENSORS = ("fedrod", "fedproto", "dbe", "gpfl", "fedcp")  # their personal model is more than the network
 SLOW = pytest.mark.slow
@@ -52,6 +43,20 @@ def proto(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "proto"
     train("fedproto", image_federation(), folder, rounds=2)
     return folder
+
+
+@pytest.fixture
+def model(proto: Path) -> PersonalModel:
+    """The model of its first client."""
+    found = ft.load_personal(proto, 0)
+    assert isinstance(found, PersonalModel)
+    return found
+
+
+def save_with(model: PersonalModel, path: Path, metadata: Any, **tensors: Tensor) -> Path:
+    """Save a model as if it had been exported, with any metadata and more tensors."""
+    save_file(model.tensors() | tensors, path, metadata={"fedtailor": json.dumps(metadata)})
+    return path
 
 
 # ---- outputs
@@ -101,12 +106,11 @@ def test_exported_graph_includes_preprocessing(file_format: str, tmp_path: Path)
     fed = image_federation(2)
     run = train("fedavg", fed, tmp_path / "run", model=ft.network("logistic", fed))
     path = export_model(ft.load_personal(tmp_path / "run", 1), tmp_path / f"model.{file_format}")
-    read = load_pt2 if file_format == "pt2" else load_onnx
     weights = run.personal(1)
     for x in (fed.x[:1], fed.x[:9]):
         assert x.dtype == torch.uint8
         expected = ((x.flatten(1) / 255 - MEAN) / STD) @ weights["head.weight"].T + weights["head.bias"]
-        assert torch.allclose(read(path)(x), expected, atol=1e-5)
+        assert torch.allclose(READERS[file_format](path)(x), expected, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -116,8 +120,8 @@ def test_exported_graph_gives_recorded_loss(file_format: str, name: str, tmp_pat
     fed = image_federation(2)
     run = train(name, fed, tmp_path / "run", model=ft.network("cnn", fed, norm="batch"))
     path = export_model(ft.load_personal(tmp_path / "run", 1), tmp_path / f"model.{file_format}")
-    read = load_pt2 if file_format == "pt2" else load_onnx
-    assert loss_on_test_data(read(path), fed, 1) == pytest.approx(run.scores("trained", score="loss")[1], rel=1e-4)
+    loss = loss_on_test_data(READERS[file_format](path), fed, 1)
+    assert loss == pytest.approx(run.scores("trained", score="loss")[1], rel=1e-4)
 
 
 @pytest.mark.parametrize("file_format", [pytest.param("pt2", marks=SLOW), "onnx"])
@@ -125,9 +129,9 @@ def test_export_models_writes_each_clients_weights(file_format: str, proto: Path
     run, fed = ft.load_run(proto), image_federation()
     folder = export_models(load_all_personal(proto), tmp_path / "all", file_format)
     assert sorted(path.name for path in folder.iterdir()) == [f"{client:03d}.{file_format}" for client in range(3)]
-    read, expected = (load_pt2 if file_format == "pt2" else load_onnx), run.scores("trained", score="loss")
+    expected = run.scores("trained", score="loss")
     for client in range(3):
-        loss = loss_on_test_data(read(folder / f"{client:03d}.{file_format}"), fed, client)
+        loss = loss_on_test_data(READERS[file_format](folder / f"{client:03d}.{file_format}"), fed, client)
         assert loss == pytest.approx(expected[client], rel=1e-4)
     assert len({round(value, 5) for value in expected.values()}) == 3
 
@@ -281,8 +285,8 @@ def test_export_of_network_with_fixed_batch_size_raises_error(fed: ft.Federation
     assert export_model(model, tmp_path / "model.safetensors").is_file()
 
 
-def test_personal_model_can_be_trained_and_converted(proto: Path) -> None:
-    fed, model = image_federation(), ft.load_personal(proto, 0)
+def test_personal_model_can_be_trained_and_converted(model: PersonalModel) -> None:
+    fed = image_federation()
     before = model(fed.x[:6])
     doubled = model.double()(fed.x[:6])
     assert doubled.dtype == torch.float64 and torch.allclose(doubled.float(), before, rtol=1e-4, atol=1e-5)
@@ -320,7 +324,7 @@ def test_load_personal_from_deployed_client_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file_format", ["safetensors", pytest.param("pt2", marks=SLOW)])
 def test_export_with_wrong_outputs_leaves_no_file(
-    file_format: str, proto: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_format: str, model: PersonalModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One written weight is wrong by 0.001."""
     original = PersonalModel.tensors if file_format == "safetensors" else PersonalModel.state_dict
@@ -330,7 +334,6 @@ def test_export_with_wrong_outputs_leaves_no_file(
         name = next(name for name in found if name.endswith("fc1.weight"))
         return found | {name: found[name] + 1e-3}
 
-    model = ft.load_personal(proto, 0)
     monkeypatch.setattr(PersonalModel, original.__name__, corrupted)
     assert "outputs differ" in error_message(lambda: export_model(model, tmp_path / f"model.{file_format}"))
     assert "outputs differ" in error_message(lambda: export_models([model], tmp_path / "all", file_format))
@@ -367,21 +370,17 @@ def test_export_command_makes_valid_file_name(
 
 
 def test_export_command_ignores_paths_in_untrusted_names(
-    proto: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: PersonalModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file name of a re-exported model stays in the working directory."""
     (here := tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(here)
-    model = ft.load_personal(proto, 0)
-    assert isinstance(model, PersonalModel)
     values = json.loads(model.info.to_json()) | {"run": "../x", "client": "../../y"}
-    save_file(model.tensors(), tmp_path / "model.safetensors", metadata={"fedtailor": json.dumps(values)})
-    export(tmp_path / "model.safetensors")
+    export(save_with(model, tmp_path / "model.safetensors", values))
     assert len([*here.iterdir()]) == 1 and len([*tmp_path.rglob("*.safetensors")]) == 2
 
 
-def test_export_does_not_overwrite(proto: Path, tmp_path: Path) -> None:
-    model = ft.load_personal(proto, 0)
+def test_export_does_not_overwrite(model: PersonalModel, tmp_path: Path) -> None:
     (tmp_path / "model.pt2").write_text("mine")
     assert "already exists" in error_message(lambda: export_model(model, tmp_path / "model.pt2"))
     assert "already exists" in error_message(lambda: export_models([model], tmp_path, "pt2"))
@@ -421,11 +420,6 @@ def test_load_personal_from_unfinished_or_damaged_run_raises_error(tmp_path: Pat
     assert "not finished" in error_message(lambda: ft.load_personal(tmp_path / "run", 1))
 
 
-def test_load_personal_rejects_pt2(tmp_path: Path) -> None:
-    (tmp_path / "model.pt2").write_bytes(b"anything")
-    assert "unpickles" in error_message(lambda: ft.load_personal(tmp_path / "model.pt2"))
-
-
 def nested(depth: int) -> Any:
     return {"inner": nested(depth - 1)} if depth else {}
 
@@ -448,38 +442,40 @@ HOSTILE_METADATA: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE_METADATA)
-def test_load_personal_with_hostile_metadata_raises_error(case: str, proto: Path, tmp_path: Path) -> None:
-    model = ft.load_personal(proto, 0)
-    assert isinstance(model, PersonalModel)
+def test_load_personal_with_hostile_metadata_raises_error(case: str, model: PersonalModel, tmp_path: Path) -> None:
     values = HOSTILE_METADATA[case](json.loads(model.info.to_json()))
-    save_file(model.tensors(), tmp_path / "model.safetensors", metadata={"fedtailor": json.dumps(values)})
-    error_message(lambda: ft.load_personal(tmp_path / "model.safetensors"))
+    path = save_with(model, tmp_path / "model.safetensors", values)
+    error_message(lambda: ft.load_personal(path))
 
 
 @pytest.mark.parametrize("name", ["prototypes", "other/x", "/".join("a" * 50), "x" * 2000])
-def test_load_personal_with_unexpected_tensors(name: str, proto: Path, tmp_path: Path) -> None:
-    model = ft.load_personal(proto, 0)
-    assert isinstance(model, PersonalModel)
-    tensors = model.tensors() | {name: torch.ones(1)}
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"fedtailor": model.info.to_json()})
+def test_load_personal_with_unexpected_tensors(name: str, model: PersonalModel, tmp_path: Path) -> None:
+    values = json.loads(model.info.to_json())
+    path = save_with(model, tmp_path / "model.safetensors", values, **{name: torch.ones(1)})
     if name == "other/x":
-        assert not ft.load_personal(tmp_path / "model.safetensors").training
+        assert not ft.load_personal(path).training
     else:
-        error_message(lambda: ft.load_personal(tmp_path / "model.safetensors"))
+        error_message(lambda: ft.load_personal(path))
 
 
-def test_load_personal_from_invalid_file_raises_error(tmp_path: Path) -> None:
-    for name in ("model.safetensors", "model.onnx"):
-        (tmp_path / name).write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}")
-        error_message(lambda name=name: ft.load_personal(tmp_path / name))  # type: ignore[misc]
+@pytest.mark.parametrize(
+    ("name", "content", "word"),
+    [
+        ("model.safetensors", b"\x08\x00\x00\x00\x00\x00\x00\x00{}", "is not a safetensors file"),
+        ("model.onnx", b"\x08\x00\x00\x00\x00\x00\x00\x00{}", "is not a valid ONNX model"),
+        ("model.pt2", b"anything", "unpickles"),
+    ],
+)
+def test_load_personal_from_invalid_file_raises_error(name: str, content: bytes, word: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert word in error_message(lambda: ft.load_personal(tmp_path / name))
 
 
 def test_missing_onnx_libraries_give_installation_command(
-    proto: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: PersonalModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    model = ft.load_personal(proto, 0)
     assert "fedtailor[export]" in error_message(lambda: export_model(model, tmp_path / "model.onnx"))
     (tmp_path / "other.onnx").write_bytes(b"")
     assert "fedtailor[export]" in error_message(lambda: ft.load_personal(tmp_path / "other.onnx"))

@@ -117,6 +117,11 @@ def test_predict_with_invalid_samples_raises_error(model: nn.Module, tmp_path: P
     assert "no samples" in error_for(np.zeros((0, *SHAPE), np.uint8)) and "no samples" in error_for(np.array(3))
     assert "numpy.save" in error_for(np.array([{}], dtype=object))
     assert "must be numeric" in error_for(np.full((2, *SHAPE), "a"))
+    file = io.BytesIO()  # a false header
+    claims = {"descr": "|u1", "fortran_order": False, "shape": (10**12, *SHAPE)}
+    np.lib.format.write_array_header_1_0(file, claims)
+    (tmp_path / "x.npy").write_bytes(file.getvalue() + b"123")
+    assert "numpy.save" in error_message(lambda: predict(model, tmp_path / "x.npy"))
     Image.new("L", (5, 4)).save(tmp_path / "wide.png")
     assert "5×4 pixels" in error_message(lambda: predict(model, tmp_path / "wide.png"))
     Image.new("RGB", (4, 4)).save(tmp_path / "color.png")
@@ -125,14 +130,6 @@ def test_predict_with_invalid_samples_raises_error(model: nn.Module, tmp_path: P
     assert "as x or x_test" in error_message(lambda: predict(model, tmp_path / "z.npz"))
     (tmp_path / "x.txt").write_text("1,2")
     assert "unsupported format" in error_message(lambda: predict(model, tmp_path / "x.txt"))
-
-
-def test_predict_with_false_array_header_raises_error(model: nn.Module, tmp_path: Path) -> None:
-    file = io.BytesIO()
-    claims = {"descr": "|u1", "fortran_order": False, "shape": (10**12, *SHAPE)}
-    np.lib.format.write_array_header_1_0(file, claims)
-    (tmp_path / "x.npy").write_bytes(file.getvalue() + b"123")
-    assert "numpy.save" in error_message(lambda: predict(model, tmp_path / "x.npy"))
 
 
 def test_predict_with_diverged_model_raises_error(tmp_path: Path) -> None:

@@ -161,8 +161,9 @@ def test_gain_sentences_count_and_name_clients() -> None:
         ({"ditto": 0.6, "fedper": 0.5}, "is largest with Ditto (100 %); no client loses with any method (beyond"),
         ({"ditto": 0.5, "fedper": 0.5}, "No client gains with any method; none loses (beyond the uncertainty"),
         ({"ditto": 0.4}, "No client gains with Ditto; the fraction that lose is 100 % (beyond"),
+        ({"ditto": 0.6, "fedper": 0.6}, "is largest with Ditto and FedPer (100 %)"),
     ],
-    ids=["no gain", "no loss", "neither", "one method"],
+    ids=["no gain", "no loss", "neither", "one method", "equal"],
 )
 def test_gain_fractions_without_gains_or_losses_name_no_method(scores: dict[str, float], words: str) -> None:
     runs = [
@@ -173,7 +174,7 @@ def test_gain_fractions_without_gains_or_losses_name_no_method(scores: dict[str,
     assert bars is not None and words in bars.summary and " 0 %" not in bars.summary
 
 
-def test_costs_are_totals_per_run() -> None:
+def test_costs_are_totals_per_run_and_equal_ones_name_no_single_method() -> None:
     group = compare_runs(runs_with_clear_winner(seeds=2))
     assert cost.total_cost(group, "FedPer") == {"up": 2e6, "down": 4e6, "bytes": 6e6, "seconds": 3.0}
     assert cost.bytes_to_match_local(group, "FedPer") == pytest.approx(3e6)  # already in the first round
@@ -181,26 +182,16 @@ def test_costs_are_totals_per_run() -> None:
     assert sentence.startswith(
         "FedPer transfers 6 MB in total (2 MB up, 4 MB down), 150 kB per selected client and round"
     )
-    figure = cost.score_by_bytes(group)
+    figure, times = cost.score_by_bytes(group), cost.training_time(group)
     assert figure is not None and {trace["name"] for trace in figure.data} == {"FedPer", "Ditto"}
+    assert "FedPer ranks first and no other method transfers less (6 MB)" in figure.summary
+    assert times is not None and "times as long" not in times.summary and "hardly longer than" in times.summary
 
 
 def test_bytes_per_client_include_failed_clients() -> None:
     """Two clients answered and one failed: all three were selected and received a message."""
     run = run_with_scores("fedavg", {0: 0.5, 1: 0.5}, failed={2: "its loss is not finite"}, num_clients=3)
     assert "1 MB per selected client and round" in cost.cost_sentences(compare_runs([run]))[0]
-
-
-def test_summaries_with_equal_values_name_no_single_method() -> None:
-    group = compare_runs(runs_with_clear_winner())
-    figure, times = cost.score_by_bytes(group), cost.training_time(group)
-    assert figure is not None and "FedPer ranks first and no other method transfers less (6 MB)" in figure.summary
-    assert times is not None and "times as long" not in times.summary and "hardly longer than" in times.summary
-    equal = compare_runs(
-        [run_with_scores("local", {0: 0.5}), run_with_scores("ditto", {0: 0.6}), run_with_scores("fedper", {0: 0.6})]
-    )
-    bars = gains.gain_fractions(equal)
-    assert bars is not None and "is largest with Ditto and FedPer (100 %)" in bars.summary
 
 
 def test_bytes_figure_labels_do_not_overlap() -> None:
@@ -218,20 +209,16 @@ def test_bytes_figure_labels_do_not_overlap() -> None:
     assert np.diff(places).min() >= 0.999 * (90 - 50) / 330 * 16
 
 
-def test_split_figure_with_equal_truncated_names_has_one_column_per_client() -> None:
-    names = [f"{'ward ' * 20}{number}" for number in range(2)]
-    figure = data_split.split_figure(compare_runs([run_with_scores("local", {0: 0.5, 1: 0.5}, names=names)]))
-    assert figure is not None and len(set(figure.data[0]["x"])) == 2
-
-
-def test_split_figure_draws_percentages() -> None:
+def test_split_figure_draws_percentages_in_one_column_per_client() -> None:
     figure = data_split.split_figure(compare_runs([run_with_scores("local", {0: 0.5, 1: 0.5})]))
     assert figure is not None
     columns = dict(zip(figure.data[0]["x"], zip(*figure.data[0]["z"], strict=True), strict=True))
     assert columns["client 1"] == (pytest.approx(66.7), pytest.approx(33.3), 0)
-    assert (
-        "median client has 2 of 3 classes" in figure.summary and "between 10 and 20 training samples" in figure.summary
-    )
+    assert "median client has 2 of 3 classes" in figure.summary
+    assert "between 10 and 20 training samples" in figure.summary
+    names = [f"{'ward ' * 20}{number}" for number in range(2)]  # equal after truncation
+    figure = data_split.split_figure(compare_runs([run_with_scores("local", {0: 0.5, 1: 0.5}, names=names)]))
+    assert figure is not None and len(set(figure.data[0]["x"])) == 2
 
 
 def test_failures_figure_exists_only_with_failures() -> None:

@@ -25,7 +25,7 @@ from fedtailor.runs.reader import load_run
 from fedtailor.runs.tail import read_partial_run
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.unreliable import Unreliable
-from support.dashboard_client import dashboard, kill_all, make_run, post, rows, wait_for_row, wait_until_true
+from support.dashboard_client import dashboard, kill_all, make_run, post, read_runs, wait_for_row, wait_until_true
 
 # ---- the form
 
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardServer
         yield found
 
 
-def test_form_schema_has_all_fields() -> None:
+def test_form_schema_has_all_fields_with_types_of_annotations() -> None:
     found = form_schema()
     sections = {one["key"]: [field["name"] for field in one["fields"]] for one in found["sections"]}
     tables = {"data": Data, "unreliable": Unreliable, "channel": Channel}
@@ -46,6 +46,12 @@ def test_form_schema_has_all_fields() -> None:
     for key, classes in (("methods", METHODS), ("networks", NETWORKS)):
         names = {name: [field["name"] for field in one["fields"]] for name, one in found[key].items()}
         assert names == {name: [f.name for f in fields(cls)] for name, cls in classes.items()}
+    inputs = {field["name"]: field for section in found["sections"] for field in section["fields"]}
+    assert inputs["rounds"]["type"] == "integer" and inputs["validation"]["type"] == "number"
+    assert inputs["dtype"]["choices"] == ["float32", "float64"] and inputs["channel.trusted"]["type"] == "choice"
+    assert "digits" in inputs["data.name"]["choices"] and inputs["evaluate"]["choices"] == ["all", "participants"]
+    inner = next(field for field in found["methods"]["lag"]["fields"] if field["name"] == "inner")
+    assert inner["type"] == "method" and inner["choices"] == [*METHODS]
 
 
 def test_form_schema_defaults_match_dataclasses() -> None:
@@ -54,15 +60,6 @@ def test_form_schema_defaults_match_dataclasses() -> None:
     for name, one in form_schema()["methods"].items():
         values = {f"method.{field['name']}": field["default"] for field in one["fields"]}
         assert parse_form({"method": name, **values})[1].method == METHODS[name]()
-
-
-def test_form_schema_input_types_match_annotations() -> None:
-    inputs = {field["name"]: field for section in form_schema()["sections"] for field in section["fields"]}
-    assert inputs["rounds"]["type"] == "integer" and inputs["validation"]["type"] == "number"
-    assert inputs["dtype"]["choices"] == ["float32", "float64"] and inputs["channel.trusted"]["type"] == "choice"
-    assert "digits" in inputs["data.name"]["choices"] and inputs["evaluate"]["choices"] == ["all", "participants"]
-    inner = next(field for field in form_schema()["methods"]["lag"]["fields"] if field["name"] == "inner")
-    assert inner["type"] == "method" and inner["choices"] == [*METHODS]
 
 
 @pytest.mark.parametrize(
@@ -151,32 +148,6 @@ def test_later_dashboard_stops_and_resumes_run(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_failed_start_shows_log_and_can_be_removed(tmp_path: Path) -> None:
-    (tmp_path / "clients").mkdir()
-    values = {"data.name": "folder", "data.folder": str(tmp_path / "clients")}
-    with dashboard(tmp_path / "runs") as server:
-        name = post(server, "start", values=values)[2]["run"]
-        row = wait_for_row(server, name, lambda row: row["state"] == "failed")
-        assert "clients" in row["message"] and "Traceback" not in row["message"]
-        assert not (tmp_path / "runs" / name).exists()
-        assert post(server, "remove", run=name)[0] == 200
-        wait_until_true(lambda: name not in rows(server))
-        assert not list((tmp_path / "runs" / LAUNCHER_FOLDER).iterdir())
-
-
-@pytest.mark.slow
-def test_killed_run_is_reported_as_killed(root: Path) -> None:
-    with dashboard(root) as server:
-        name = post(server, "start", values=SMALL | {"rounds": "5000", "evaluate_every": "1000"})[2]["run"]
-        wait_for_row(server, name, lambda row: row["round"] > 2)
-        pid = server.context.launcher.pid(name)
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        row = wait_for_row(server, name, lambda row: row["state"] == "failed")
-        assert "killed without any output" in row["message"]
-
-
-@pytest.mark.slow
 def test_live_command_ctrl_c_stops_server_but_not_experiments(root: Path, default_sigint: None) -> None:
     command = [sys.executable, "-m", "fedtailor.cli.main", "live", str(root), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
@@ -243,28 +214,37 @@ def failed_experiment(root: Path) -> tuple[Launcher, str]:
     return launcher, name
 
 
-def test_launched_process_ignores_modules_in_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_experiment_shows_log_and_can_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process does not import modules from the working directory."""
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "torch.py").write_text("raise SystemExit('the wrong torch')")
     monkeypatch.chdir(tmp_path / "here")
     launcher, name = failed_experiment(tmp_path)
-    log = launcher.log_tail(name)
-    assert "wrong torch" not in log and "clients" in log
     assert (tmp_path / "runs" / LAUNCHER_FOLDER / f"{name}.end").read_text() == "2"  # the exit code of a FedTailorError
+    assert not (tmp_path / "runs" / name).exists()
+    run = read_runs(tmp_path / "runs")[1][name]
+    assert run.state == "failed" and run.message == launcher.log_tail(name)
+    assert "wrong torch" not in run.message and "clients" in run.message and "Traceback" not in run.message
+    launcher.remove(name)
+    assert launcher.names() == [] and [path.name for path in (tmp_path / "runs").iterdir()] == [LAUNCHER_FOLDER]
+    assert not list((tmp_path / "runs" / LAUNCHER_FOLDER).iterdir())
 
 
-@pytest.mark.parametrize("torch", ["raise ImportError('a part of it is missing')", "import os; os._exit(9)"],
-                         ids=["with output", "without output"])  # fmt: skip
-def test_log_tail_of_process_without_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str) -> None:
+@pytest.mark.parametrize(
+    ("torch", "log"),
+    [
+        ("raise ImportError('a part is missing')", "a part is missing\nThe process ended without an exit code."),
+        ("import os; os._exit(9)", "The process was killed without any output; it may have run out of memory."),
+    ],
+    ids=["with output", "without output"],
+)
+def test_log_tail_of_process_without_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str, log: str
+) -> None:
     (tmp_path / "torch.py").write_text(torch)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     launcher, name = failed_experiment(tmp_path)
-    log = launcher.log_tail(name)
-    assert launcher.has_failed(name)
-    if "ImportError" in torch:
-        assert "a part of it is missing\nThe process ended without an exit code." in log
-    else:
-        assert log == "The process was killed without any output; it may have run out of memory."
+    assert launcher.has_failed(name) and launcher.log_tail(name).endswith(log)
 
 
 def test_repeated_starts_use_different_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

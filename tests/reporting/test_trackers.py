@@ -25,6 +25,7 @@ from fedtailor.cli.main import main
 from fedtailor.reporting.trackers.points import record_metrics
 from fedtailor.reporting.trackers.track import track
 from fedtailor.runs.files import folder_lock
+from support.dashboard_client import make_run
 
 ROUNDS = 4
 
@@ -34,18 +35,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Local training and FedAPA on the same clients, some of which miss rounds."""
     folder = tmp_path_factory.mktemp("runs")
     for name, method in {"local": ft.methods.Local(), "apa": ft.methods.FedAPA(lr=0.3)}.items():
-        torch.manual_seed(0)
-        ft.simulate(
-            method,
-            TinyNet().double(),
-            tiny_federation(),
-            rounds=ROUNDS,
-            dtype=torch.float64,
-            folder=folder / name,
-            validation=0.3,
-            evaluate_every=2,
-            unreliable=ft.Unreliable(dropout=0.3),
-        )
+        unreliable = ft.Unreliable(dropout=0.3)
+        make_run(folder / name, ROUNDS, method, validation=0.3, evaluate_every=2, unreliable=unreliable)
     return folder
 
 
@@ -107,29 +98,23 @@ def boards(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_tensorboard_scalars_match_records(runs: Path, boards: Path) -> None:
-    run, found = ft.load_run(runs / "apa"), scalars(boards / "apa")
+def test_tensorboard_matches_records(runs: Path, boards: Path) -> None:
+    """Scalars, wall times, and histograms."""
+    run, found, events = ft.load_run(runs / "apa"), scalars(boards / "apa"), read_board(boards / "apa")
     expected = expected_scalars(run, float32=True)
     assert len(expected["accuracy/trained"]) == ROUNDS // 2 and len(expected["cost/seconds"]) == ROUNDS
     assert {name: found[name] for name in expected} == expected
     missed = [len(line["missed"]) / 4 for line in run.records]
     assert any(missed) and found["clients/missed"] == [(n + 1, fraction) for n, fraction in enumerate(missed)]
-
-
-def test_tensorboard_wall_times_match_durations(runs: Path, boards: Path) -> None:
-    times = [point.wall_time for point in read_board(boards / "apa").Scalars("cost/seconds")]
-    took = [line["seconds"] + line.get("seconds_evaluating", 0.0) for line in ft.load_run(runs / "apa").records]
+    times = [point.wall_time for point in events.Scalars("cost/seconds")]
+    took = [line["seconds"] + line.get("seconds_evaluating", 0.0) for line in run.records]
     began = (runs / "apa" / "experiment.toml").stat().st_mtime
     assert np.diff([began, *times]) == pytest.approx(took, abs=1e-6)
-
-
-def test_tensorboard_histograms_match_client_metrics(runs: Path, boards: Path) -> None:
-    run, events = ft.load_run(runs / "apa"), read_board(boards / "apa")
     last, points = run.records[-1]["per_client"]["loss_received"], events.Histograms("per_client/loss_received")
     assert [point.step for point in points] == [2, 4]
-    found = points[-1].histogram_value
-    assert (found.num, found.min, found.max) == (4, min(last.values()), max(last.values()))
-    assert sum(found.bucket) == 4 and found.sum == pytest.approx(sum(last.values()))
+    drawn = points[-1].histogram_value
+    assert (drawn.num, drawn.min, drawn.max) == (4, min(last.values()), max(last.values()))
+    assert sum(drawn.bucket) == 4 and drawn.sum == pytest.approx(sum(last.values()))
     weights = events.Histograms("method_metrics/weights")[-1].histogram_value
     assert weights.num == 16 and weights.sum == pytest.approx(float(run.metric("weights")[ROUNDS].sum()))
 
@@ -185,14 +170,8 @@ def test_local_training_on_other_data_or_rounds_is_not_a_baseline(
     data_seed: int, rounds: int, store: str, tmp_path: Path
 ) -> None:
     """All runs on arrays have the same data name, but clients with other data are different clients."""
-    settings: dict[str, Any] = {"dtype": torch.float64, "engine": "sequential"}
-    for name, method, seed, num_rounds in [
-        ("local", ft.methods.Local(), data_seed, rounds),
-        ("avg", ft.methods.FedAvg(), 0, ROUNDS),
-    ]:
-        torch.manual_seed(0)
-        fed = tiny_federation(seed=seed)
-        ft.simulate(method, TinyNet().double(), fed, rounds=num_rounds, folder=tmp_path / name, **settings)
+    make_run(tmp_path / "local", rounds, ft.methods.Local(), data_seed=data_seed)
+    make_run(tmp_path / "avg", ROUNDS)
     track([tmp_path], mlflow=store, experiment=f"baseline {data_seed} {rounds}")
     for found in get_runs(store, f"baseline {data_seed} {rounds}"):
         assert "final/trained/last/better_than_local" not in found.data.metrics
@@ -248,15 +227,9 @@ def test_follow_sends_growing_run_until_finished(runs: Path, store: str, tmp_pat
     steps: list[Callable[[], object]] = [lambda w=w: (folder / "rounds.jsonl").write_bytes(w) for w in writes]  # type: ignore[misc]
     steps.append(lambda: (tmp_path / "personal").rename(folder / "personal"))
     remaining, messages = iter(steps), list[str]()
-    track(
-        [folder],
-        tensorboard=tmp_path / "boards",
-        mlflow=store,
-        experiment="follow",
-        follow=True,
-        wait=lambda: next(remaining)(),  # raises StopIteration if it is called too often
-        echo=messages.append,
-    )
+    where: dict[str, Any] = {"tensorboard": tmp_path / "boards", "mlflow": store, "experiment": "follow"}
+    # `wait` raises StopIteration if it is called too often
+    track([folder], **where, follow=True, wait=lambda: next(remaining)(), echo=messages.append)
     assert "no round is finished yet" in messages[0]
     assert len(messages) == 5  # and for each tracker, one about the first rounds and one about the end
     assert next(remaining, None) is None

@@ -97,12 +97,14 @@ def wait_until_true(condition: Callable[[], Any]) -> Any:
     return value
 
 
-def make_run(folder: Path, rounds: int = 3, method: ft.Method | None = None, **options: Any) -> ft.Run:
+def make_run(
+    folder: Path, rounds: int = 3, method: ft.Method | None = None, data_seed: int = 0, **options: Any
+) -> ft.Run:
     """Train a run on tiny clients, saved in a folder."""
     torch.manual_seed(0)
     return ft.simulate(
-        method or ft.methods.FedAvg(), TinyNet().double(), tiny_federation(), rounds=rounds, dtype=torch.float64,
-        folder=folder, engine="sequential", **options,
+        method or ft.methods.FedAvg(), TinyNet().double(), tiny_federation(seed=data_seed), rounds=rounds,
+        dtype=torch.float64, folder=folder, engine="sequential", **options,
     )  # fmt: skip
 
 

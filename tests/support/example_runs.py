@@ -6,8 +6,7 @@ from typing import Any
 from fedtailor.analysis.run_summary import compare_runs
 from fedtailor.analysis.verdict import verdict_sentences
 from fedtailor.methods import METHODS
-from fedtailor.runs.reader import raise_remote_client
-from fedtailor.runs.run import FORMAT, Run
+from fedtailor.runs.run import Run
 
 Scores = dict[int, float]
 
@@ -15,58 +14,6 @@ Scores = dict[int, float]
 def method_title(method: str) -> str:
     """Return the proper name of a method; an unknown name is its own title."""
     return METHODS[method]().display_name if method in METHODS else method
-
-
-def example_run(
-    method: str = "fedavg",
-    scores: Sequence[Mapping[int, float]] = ({0: 0.5, 1: 0.7},),  # per round: client -> score as trained
-    method_metrics: Sequence[Mapping[str, Any]] | None = None,
-    per_client: Sequence[Mapping[str, Mapping[int, float]]] | None = None,
-    classes: Sequence[Sequence[int]] | None = None,
-    names: Sequence[str] | None = None,
-    seed: int = 0,
-    train: Sequence[int] | None = None,
-    **experiment: Any,
-) -> Run:
-    """Return a run with these scores, in which all clients participate in all rounds; received scores are 0.1 lower."""
-    count = len(scores[0])
-    names, train = names or [str(c) for c in range(count)], train or [10 * (c + 1) for c in range(count)]
-    clients = [
-        {
-            "name": names[c],
-            "train": train[c],
-            "validation": 0,
-            "test": 10,
-            "classes": list(classes[c]) if classes else None,
-        }
-        for c in range(count)
-    ]
-    records = []
-    for index, trained in enumerate(scores):
-        received = {client: value - 0.1 for client, value in trained.items()}
-        tables: dict[str, Any] = {"bytes_up": dict.fromkeys(trained, 100), "bytes_down": dict.fromkeys(trained, 100)}
-        for moment, values in (("received", received), ("trained", dict(trained))):
-            tables |= {f"accuracy_{moment}": values, f"loss_{moment}": {c: 1 - v for c, v in values.items()}}
-        tables |= dict(per_client[index]) if per_client else {}
-        means = {name: sum(v.values()) / len(v) for name, v in tables.items() if not name.startswith("bytes")}
-        records.append(
-            {"round": index + 1, "clients": list(trained), "missed": {}, "failed": {}, "bytes_up": 100 * count,
-             "bytes_down": 100 * count, "seconds": 0.5, "per_client": tables, "diverged": [],
-             "method_metrics": dict(method_metrics[index]) if method_metrics else {}, **means}
-        )  # fmt: skip
-    info = {
-        "format": FORMAT, "fedtailor": "0.1.0", "method_title": method_title(method), "engine": "sequential",
-        "engine_reason": "",
-        "chunk_size": None, "device": "cpu",
-        "threads": 1, "torch": "2", "parameters": 25, "score": "accuracy", "higher_is_better": True,
-        "ranked_by": "trained", "initial_weights": "seed",
-        "layers": ["body", "head"], "clients": clients, "fingerprint": {},
-    }  # fmt: skip
-    settings = {
-        "method": {"name": method, "lr": 0.1}, "network": {"name": "mlp"}, "data": {"name": "digits"}, "channel": {},
-        "rounds": len(scores), "seed": seed, **experiment,
-    }  # fmt: skip
-    return Run(settings, info, records, {}, raise_remote_client, raise_remote_client)
 
 
 def run_with_scores(
@@ -113,6 +60,25 @@ def run_with_scores(
         "data": {"name": "example data", "seed": seed if split_seed is None else split_seed}, "channel": {},
     }  # fmt: skip
     return Run(experiment, info, records, {}, lambda client: {}, lambda client, moment: {})
+
+
+def run_with_metrics(
+    method: str,
+    scores: Sequence[Scores],  # per round
+    method_metrics: Sequence[Mapping[str, Any]] | None = None,
+    per_client: Sequence[Mapping[str, Mapping[int, float]]] | None = None,
+    classes: Sequence[list[int]] | None = None,
+    seed: int = 0,
+) -> Run:
+    """Return a run that records these metrics in its rounds; without `classes`, the clients' classes are unknown."""
+    run = run_with_scores(method, scores[-1], seed, before=scores[0], rounds=len(scores))
+    for index, record in enumerate(run.records):
+        record["method_metrics"] = dict(method_metrics[index]) if method_metrics else {}
+        record["per_client"] |= per_client[index] if per_client else {}
+    for number, client in enumerate(run.info["clients"]):
+        client["classes"] = classes[number] if classes else None
+    run.info["layers"] = ["body", "head"]
+    return run
 
 
 def verdict_text(runs: list[Run]) -> str:

@@ -50,3 +50,6 @@ def load_pt2(path: Path) -> Callable[[Tensor], Tensor]:
     """Load a file with PyTorch, without FedTailor."""
     module: Callable[[Tensor], Tensor] = torch.export.load(path).module()
     return module
+
+
+READERS = {"onnx": load_onnx, "pt2": load_pt2}  # format -> reader

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
-from fedtailor.cli.listing import flags_help
+from fedtailor.cli.console import out, print_line
+from fedtailor.cli.listing import ANY_FLAG, flags_help
 from fedtailor.core.untrusted_input import read_text
 from fedtailor.deploy.client import supernode
 from fedtailor.deploy.client.client_folder import ClientFolder
-from fedtailor.deploy.dummy_client import TensorInfo, preview_payload
+from fedtailor.deploy.dummy_client import preview_payload
 from fedtailor.deploy.keys import make_keys, open_bundle, renew_server_certificate
 from fedtailor.deploy.selftest import run_selftest
 from fedtailor.deploy.server import flower_app, superlink
@@ -33,8 +33,6 @@ from fedtailor.runs.reader import is_finished, is_run_folder
 from fedtailor.training.channel.channel import Channel
 
 deploy = typer.Typer(help="Run real federations on Flower.", no_args_is_help=True)
-out = Console()
-_FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
 _POLL_INTERVAL = 1.0  # seconds between reads of a run's status
 _FLOWER_CHECK_INTERVAL = 30.0  # seconds between checks whether Flower still runs the run; each one starts a process
 _ACTIVE = ("starting", "running", "waiting")
@@ -44,7 +42,7 @@ Folder = Annotated[Path, typer.Argument(help="the operator's folder")]
 Follow = Annotated[bool, typer.Option("--follow", help="show the progress until the run ends")]
 
 
-@deploy.command(context_settings=_FREE, epilog=_FLAGS_HELP)
+@deploy.command(context_settings=ANY_FLAG, epilog=_FLAGS_HELP)
 def init(ctx: typer.Context, folder: Folder) -> None:
     """Create the operator's folder of a federation: fedtailor deploy init DIR --method fedapa --network lenet5
     --inputs.shape 1,28,28 --inputs.classes 10 --address fl.example.org:9092 --rounds 50."""
@@ -54,7 +52,7 @@ def init(ctx: typer.Context, folder: Folder) -> None:
     deployment = make_deployment(flags.apply_to({}))
     flower_app.create_operator_folder(folder, deployment)
     _show_payload(deployment)
-    _say(f"See '{folder / 'README.md'}' for the next steps.")
+    print_line(f"See '{folder / 'README.md'}' for the next steps.")
 
 
 @deploy.command()
@@ -69,22 +67,22 @@ def keys(
         raise DeployError("Pass the clients to enroll as --clients a,b,c, or pass --renew.")
     bundles = renew_server_certificate(folder) if renew else []
     if renew:
-        _say("The server has a new certificate; restart it.")
+        print_line("The server has a new certificate; restart it.")
     for path in (*bundles, *(make_keys(folder, names) if names else [])):
-        _say(f"Send '{path}' to its client over a secure channel, because it contains a key.")
+        print_line(f"Send '{path}' to its client over a secure channel, because it contains a key.")
 
 
 @deploy.command()
 def leave(folder: Folder, name: Annotated[str, typer.Argument(help="a client's name")]) -> None:
     """Remove a client permanently: it is no longer selected, and its key is revoked. Its past contributions remain."""
     mark_as_left(folder, name)
-    _say(f"{name} has left; its name cannot be used again.")
+    print_line(f"{name} has left; its name cannot be used again.")
 
 
 @deploy.command()
 def server(folder: Folder) -> None:
     """Serve a federation, in the foreground."""
-    superlink.serve(folder, _say)
+    superlink.serve(folder, print_line)
 
 
 @deploy.command()
@@ -112,7 +110,7 @@ def stop(folder: Folder) -> None:
     if run is None or not _is_active(folder):
         raise DeployError(f"No run in '{folder}' is active.")
     superlink.stop(folder, run)
-    _say(f"Stopped. Resume with: fedtailor deploy resume {folder}")
+    print_line(f"Stopped. Resume with: fedtailor deploy resume {folder}")
 
 
 @deploy.command()
@@ -124,11 +122,9 @@ def status(folder: Folder) -> None:
         current, states = {"state": "not started"} | read_status(folder), {}
         if current["state"] in _ACTIVE:
             current |= {"state": "stopped", "reason": "its server is not running"}
-        _say(str(error))
-    _say(_progress(current))
-    table = Table()
-    for column in ("client", "connection", "in the run", "last round"):
-        table.add_column(column)
+        print_line(str(error))
+    print_line(_progress(current))
+    table = Table("client", "connection", "in the run", "last round")
     for name in enrolled_clients(folder):
         member = "yes" if name in current.get("members", []) else current.get("rejected", {}).get(name, "not yet")
         row = (name, states.get(name, "unknown"), member, current.get("last_round", {}).get(name, ""))
@@ -153,12 +149,12 @@ def client(
         open_bundle(bundle, path / "bundle", name)
         client_folder = ClientFolder.create(path, data, device)
         sizes = ", ".join(f"{size} {part}" for part, size in client_folder.sizes.items())
-        _say(f"{name} has {sizes} samples. They stay on this machine.")
+        print_line(f"{name} has {sizes} samples. They stay on this machine.")
         _show_payload(client_folder.deployment)
-        _say("The server also learns the numbers of samples, and the loss and scores of this client's models.")
+        print_line("The server also learns the numbers of samples, and the loss and scores of this client's models.")
         if not yes and sys.stdin.isatty() and not typer.confirm("Join?"):
             raise typer.Exit(1)
-        supernode.keep_connected(path, _say)
+        supernode.keep_connected(path, print_line)
 
 
 @deploy.command()
@@ -169,11 +165,9 @@ def trial(
     folder: Annotated[Path | None, typer.Option(help="folder for all files (default: temporary)")] = None,
 ) -> None:
     """Test a federation on this machine with real processes, TLS, and keys, and compare it with a simulation."""
-    result = run_selftest(clients, rounds, method, folder, _say)
+    result = run_selftest(clients, rounds, method, folder, print_line)
     title = f"{result.method_title} on digits, {clients} clients, {rounds} rounds, {result.seconds:.0f} s in total"
-    table = Table(title=title)
-    for column in ("client", "accuracy, federation", "accuracy, simulation", "models"):
-        table.add_column(column)
+    table = Table("client", "accuracy, federation", "accuracy, simulation", "models", title=title)
     for row in result.clients:
         models = "equal" if row.equal else "DIFFERENT"
         table.add_row(row.name, f"{row.deployed_score:.1%}", f"{row.simulated_score:.1%}", models)
@@ -182,7 +176,7 @@ def trial(
         raise DeployError(
             "The federation's models differ from the simulation's; use --folder to keep all files and compare them."
         )
-    _say("All personal models are bit-identical to the simulation's.")
+    print_line("All personal models are bit-identical to the simulation's.")
 
 
 def _submit(folder: Path, follow: bool) -> None:
@@ -192,16 +186,15 @@ def _submit(folder: Path, follow: bool) -> None:
     if _is_active(folder):
         raise DeployError(f"The run in '{folder}' is active; see: fedtailor deploy status {folder}.")
     previous = read_status(folder)
-    write_status(
-        folder, previous | {"state": "starting", "reason": "", "at": time.time()}
-    )  # until the run writes its own
+    # until the run writes its own status
+    write_status(folder, previous | {"state": "starting", "reason": "", "at": time.time()})
     try:
         run = superlink.submit(folder)
     except FedTailorError:
         write_status(folder, previous)
         raise
     write_atomic(folder / "home" / "run", str(run).encode())
-    _say(f"Started. Show the progress with: fedtailor deploy status {folder}")
+    print_line(f"Started. Show the progress with: fedtailor deploy status {folder}")
     if follow:
         _follow(folder)
 
@@ -214,7 +207,7 @@ def _follow(folder: Path) -> None:
         if time.monotonic() > checked + _FLOWER_CHECK_INTERVAL:
             current, checked = _current_status(folder), time.monotonic()
         if (progress := _progress(current)) != printed:
-            _say(printed := progress)
+            print_line(printed := progress)
         if current["state"] in ("finished", "stopped"):
             raise typer.Exit(0 if current["state"] == "finished" else 1)
         time.sleep(_POLL_INTERVAL)
@@ -234,7 +227,6 @@ def _is_active(folder: Path) -> bool:
 
 
 def _current_status(folder: Path) -> dict[str, Any]:
-    """Return the last status; a run that is no longer active but wrote no final status was killed."""
     current = {"state": "not started"} | read_status(folder)
     if current["state"] in _ACTIVE and not _is_active(folder):
         reason = f"its process ended; resume with: fedtailor deploy resume {folder}"
@@ -252,20 +244,11 @@ def _show_payload(deployment: Deployment) -> None:
     two, three = (preview_payload(deployment, clients, num_samples=100) for clients in (2, 3))
     for direction, heading in (("down", "The server sends to a client"), ("up", "A client sends to the server")):
         total = sum(tensor.bytes for tensor in two[direction])
-        _say(f"{heading} in every round: {total:,} bytes")
-        table = Table()
-        for column in ("name", "dtype", "shape", "bytes"):
-            table.add_column(column, justify="right" if column == "bytes" else "left")
+        print_line(f"{heading} in every round: {total:,} bytes")
+        table = Table("name", "dtype", "shape", Column("bytes", justify="right"))
         for tensor in two[direction]:
-            table.add_row(*_row(tensor))
+            shape = "×".join(map(str, tensor.shape)) or "scalar"
+            table.add_row(tensor.name, tensor.dtype, shape, f"{tensor.bytes:,}")
         out.print(table)
         if two[direction] != three[direction]:
-            _say("These sizes are for two clients; they grow with the number of clients.")
-
-
-def _row(tensor: TensorInfo) -> tuple[str, str, str, str]:
-    return tensor.name, tensor.dtype, "×".join(map(str, tensor.shape)) or "scalar", f"{tensor.bytes:,}"
-
-
-def _say(sentence: str) -> None:
-    out.print(sentence, markup=False, highlight=False, soft_wrap=True)
+            print_line("These sizes are for two clients; they grow with the number of clients.")

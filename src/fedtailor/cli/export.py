@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich import box
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedtailor.cli import console
 from fedtailor.errors import ConfigError
@@ -83,11 +83,9 @@ def predict(
 
 
 def _predictions_table(predictions: "Predictions") -> Table:
-    """Return a table of the first predictions."""
     heads, rows = predictions.rows()
-    table = Table(box=box.SIMPLE)
-    for number, head in enumerate(heads):
-        table.add_column(head.replace("_", " "), justify="right" if number else "left")
+    first, *others = (head.replace("_", " ") for head in heads)
+    table = Table(first, *(Column(head, justify="right") for head in others), box=box.SIMPLE)
     for row in rows[:_MAX_ROWS]:
         table.add_row(*(f"{value:.4g}" if isinstance(value, float) else escape(str(value)) for value in row))
     return table

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedtailor.analysis.tables import new_table
 from fedtailor.cli.console import out, print_line
@@ -16,6 +16,7 @@ from fedtailor.methods import METHODS
 from fedtailor.methods.catalog import catalog
 from fedtailor.networks import NETWORKS
 
+ANY_FLAG = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
 _Fields = Mapping[str, tuple[str, str]]  # field -> (default, description)
 
 data = typer.Typer(help="Download data sets.", no_args_is_help=True)
@@ -71,10 +72,9 @@ def flags_help(what: str, parts: Mapping[str, type[Any]], hidden: Sequence[str] 
 
 def _methods_table() -> Table:
     """Return a table of all methods by family."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    table.add_column("method", no_wrap=True)
-    table.add_column("paper, communication per round, client state")
+    columns = [Column("name", no_wrap=True), Column("method", no_wrap=True)]
+    about = "paper, communication per round, client state"
+    table = Table(*columns, about, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     family = ""
     for name, entry in catalog().items():
         if entry.family != family:
@@ -88,7 +88,6 @@ def _methods_table() -> Table:
 
 
 def _table(kind: str, rows: Mapping[str, tuple[str, _Fields]], title: str = "") -> Table:
-    """Return a table of names with their descriptions, and their fields if there are any."""
     has_fields = any(fields for _, fields in rows.values())
     table = new_table(title, [kind, "description", "fields"][: 2 + has_fields], left=3)
     table.show_lines = has_fields

@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from fedtailor.cli.console import err
 from fedtailor.cli.export import export, predict
-from fedtailor.cli.listing import data, flags_help, list_
+from fedtailor.cli.listing import ANY_FLAG, data, flags_help, list_
 from fedtailor.cli.reporting import live, report, track
 from fedtailor.cli.run import compare, resume, run, show
 from fedtailor.cli.sweep import sweep
@@ -18,7 +18,6 @@ from fedtailor.experiments.experiment import Experiment
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.unreliable import Unreliable
 
-_ANY_FLAG = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
 _WITH_FLAGS: list[Callable[..., None]] = [run, compare, sweep]
 _COMMANDS: list[Callable[..., None]] = [resume, show, list_, report, track, export, predict, live]
 
@@ -31,7 +30,7 @@ app = typer.Typer(
 _parts = {"": Experiment, "data": Data, "unreliable": Unreliable, "channel": Channel}
 _flags_help = flags_help("an experiment", _parts)
 for _command in _WITH_FLAGS:
-    app.command(context_settings=_ANY_FLAG, epilog=_flags_help)(_command)
+    app.command(context_settings=ANY_FLAG, epilog=_flags_help)(_command)
 for _command in _COMMANDS:
     app.command(_command.__name__.removesuffix("_"))(_command)
 app.add_typer(data, name="data")
@@ -56,7 +55,7 @@ def _add_deploy() -> None:
         if (error.name or "").partition(".")[0] not in ("flwr", "cryptography"):
             raise
 
-        @app.command(name="deploy", context_settings=_ANY_FLAG)
+        @app.command(name="deploy", context_settings=ANY_FLAG)
         def without_flower() -> None:
             """Run a real federation with Flower. Requires: pip install 'fedtailor[flower]'."""
             raise ConfigError("fedtailor deploy requires Flower. Install it with: pip install 'fedtailor[flower]'.")

@@ -36,15 +36,8 @@ def track(
     from fedtailor.reporting.trackers.track import track as send
 
     try:
-        send(
-            runs,
-            tensorboard=tensorboard,
-            mlflow=mlflow,
-            experiment=experiment,
-            artifacts=artifacts,
-            follow=follow,
-            echo=typer.echo,
-        )
+        send(runs, tensorboard=tensorboard, mlflow=mlflow, experiment=experiment, artifacts=artifacts, follow=follow,
+             echo=typer.echo)  # fmt: skip
     except KeyboardInterrupt:
         typer.echo("Stopped. Run the same command again to continue.")
 

@@ -9,17 +9,19 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from fedtailor.core.trees import Params
-from fedtailor.core.untrusted_input import MAX_SETTINGS_BYTES, check_settings, parse_json, read_text
+from fedtailor.core.untrusted_input import check_settings, parse_json
 from fedtailor.data.datasets import DATASETS, Data
 from fedtailor.data.input_spec import SINGLE_INPUT, InputSpec
-from fedtailor.errors import FedTailorError, RunError
+from fedtailor.errors import RunError
 from fedtailor.experiments.parsing import build_dataclass
 from fedtailor.runs.reader import (
     FLOWER_ENGINE,
     is_finished,
     is_run_folder,
+    model_file,
     raise_remote_client,
     read_info,
+    read_model,
     read_settings,
 )
 from fedtailor.runs.run import MOMENTS, resume_hint
@@ -100,14 +102,6 @@ def _from_run(folder: Path, client: int, moment: str, inputs: InputSpec | None) 
         raise_remote_client(client)
     if not is_finished(folder):
         raise RunError(f"The run in '{folder}' is not finished; {resume_hint(folder)}.")
-    name = f"{moment}/{client:03d}.safetensors"
-    try:
-        text = read_text(folder / "personal" / "models.json", "The list of models", MAX_SETTINGS_BYTES)
-        checksum = parse_json(text).get(name)
-    except (ValueError, AttributeError) as error:
-        raise RunError(f"The list of models in '{folder}' cannot be read; {resume_hint(folder)}.") from error
-    if not isinstance(checksum, str):
-        raise RunError(f"The run in '{folder}' has no model personal/{name}.")
     model_info = ModelInfo(
         run=folder.resolve().name,
         client=str(client),
@@ -117,10 +111,7 @@ def _from_run(folder: Path, client: int, moment: str, inputs: InputSpec | None) 
         inputs=inputs or _inputs_of_run(settings["data"], info),
         dtype=str(settings.get("dtype")),
     )
-    try:
-        return model_info, load_tensors(folder / "personal" / name, checksum)
-    except FedTailorError as error:
-        raise RunError(f"{str(error).rstrip('.')}; to repair the run, {resume_hint(folder)}.") from error
+    return model_info, read_model(folder, model_file(client, moment))
 
 
 def _inputs_of_run(data: Mapping[str, Any], info: Mapping[str, Any]) -> InputSpec:
@@ -156,20 +147,19 @@ def _only_run(client_folder: Path) -> Path:
 def _from_client_folder(
     client_folder: Path, run: Path, moment: str, inputs: InputSpec | None
 ) -> tuple[ModelInfo, Params]:
-    """Load a deployed client's model. Its folder does not record whether samples are bytes, so float32 is assumed."""
     from fedtailor.experiments.deployment import read_deployment  # does not need Flower
 
     deployment = read_deployment(client_folder / "bundle")
     spec, described = deployment.inputs, deployment.describe()
-    parts = {SINGLE_INPUT: ("float32", tuple(spec.shape))}
-    inputs = inputs or InputSpec(parts, spec.classes or None, spec.targets, spec.mean, spec.std, dtype_is_assumed=True)
+    assumed = {SINGLE_INPUT: ("float32", tuple(spec.shape))}
+    inputs = inputs or InputSpec(
+        assumed, spec.classes or None, spec.targets, spec.mean, spec.std, dtype_is_assumed=True
+    )
     path = run / "models" / f"{moment}.safetensors"
     if not path.is_file():
         raise RunError(f"The client folder '{client_folder}' has no '{moment}' model of the run {run.name} yet.")
-    client, dtype = client_folder.resolve().name, deployment.dtype
-    return ModelInfo(run.name, client, moment, described["method"], described["network"], inputs, dtype), load_tensors(
-        path
-    )
+    client, parts = client_folder.resolve().name, (described["method"], described["network"])
+    return ModelInfo(run.name, client, moment, *parts, inputs, deployment.dtype), load_tensors(path)
 
 
 def load_exported(path: Path, inputs: InputSpec | None = None) -> tuple[ModelInfo, Params]:

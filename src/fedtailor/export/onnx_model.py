@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.core.model import Inputs
-from fedtailor.core.system import total_memory
 from fedtailor.data.input_spec import SINGLE_INPUT
-from fedtailor.errors import ConfigError
+from fedtailor.errors import ConfigError, reason
 from fedtailor.export.model_source import METADATA_KEY, ModelInfo
+from fedtailor.runs.files import read_bytes
 
 MISSING_LIBRARIES = "ONNX support is not installed: pip install 'fedtailor[export]'."
 
@@ -66,13 +66,10 @@ def read_onnx(path: Path) -> OnnxModel:
     fedtailor.errors.ConfigError: 'nowhere.onnx' cannot be read: No such file or directory.
     """
     try:
-        if path.stat().st_size > total_memory(torch.device("cpu")) // 4 or not path.is_file():
-            raise ConfigError(
-                f"'{path}' cannot be read: it is not a file, or it is too large for this machine's memory."
-            )
-        data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"'{path}' cannot be read: {error.strerror}.") from error
+        path.stat()  # raises an error that says why
+        data = read_bytes(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"'{path}' cannot be read: {reason(error)}.") from error
     try:
         import onnxruntime
     except ModuleNotFoundError as error:

@@ -7,8 +7,12 @@ contains these.
 
 import copy
 import io
-from collections.abc import Callable, Iterable
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +21,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedtailor.core.model import Inputs
-from fedtailor.errors import ConfigError, reason, unknown_name
+from fedtailor.errors import ConfigError, FedTailorError, reason, unknown_name
 from fedtailor.export.model_source import METADATA_KEY, ModelInfo, load_exported
 from fedtailor.export.onnx_model import MISSING_LIBRARIES, graph_input_name, read_onnx
 from fedtailor.export.personal_model import PersonalModel, build_personal_model
-from fedtailor.export.tracing import graph_error, suppress_output, trace
 from fedtailor.runs.files import (
     TEMPORARY_SUFFIX,
     atomic_folder,
@@ -34,12 +37,12 @@ from fedtailor.runs.files import (
 from fedtailor.runs.run import method_label
 from fedtailor.version import VERSION
 
-FORMATS = ("safetensors", "onnx", "pt2")
 _OPSET = 20  # of ONNX; ONNX Runtime reads it since version 1.17
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-9}  # of the outputs, relative to the largest one
 _ROUNDING_STEPS = 8  # in units of the dtype's epsilon: the absolute difference that is always accepted
 _INPUT_DTYPES = ("uint8", "float16", "float32", "float64")  # the choices for `input_dtype`
 _CHECKED_BATCH_SIZES = (1, 2, 5)
+_NOISY_LOGGERS = ("torch.onnx", "torch.export", "torch._export", "torch._dynamo", "onnxscript", "onnx_ir")
 _MAX_ONNX_BYTES = 2**31 - 2**20  # protobuf's limit, minus room for the graph
 
 
@@ -61,7 +64,7 @@ def export_model(
     if suffix in FORMATS and suffix != file_format:
         raise ConfigError(f"'{path.name}' ends with .{suffix}, but the format is {file_format}; leave out one of them.")
     with write_errors(f"'{path}' cannot be written"):
-        _write_checked(_make_writer(file_format), require_personal(model, input_dtype), path)
+        _write_checked(_WRITERS[file_format](), require_personal(model, input_dtype), path)
         sync_folder(path.parent)
     return path
 
@@ -72,7 +75,7 @@ def export_models(
     """Write the models of several clients of one run to a new folder: all of them, or none if one fails."""
     folder = Path(folder)
     _check_target(folder, file_format)
-    writer = _make_writer(file_format)
+    writer = _WRITERS[file_format]()
     try:
         with write_errors(f"'{folder}' cannot be written"), atomic_folder(folder) as temporary:
             for model in models:
@@ -148,17 +151,7 @@ def _check_outputs(model: PersonalModel, exported: Callable[[Inputs], Tensor], p
             )
 
 
-class _Writer:
-    """Writes and reads one format."""
-
-    def write(self, model: PersonalModel) -> bytes:
-        raise NotImplementedError
-
-    def read(self, path: Path, model: PersonalModel) -> Callable[[Inputs], Tensor]:
-        raise NotImplementedError
-
-
-class _SafetensorsWriter(_Writer):
+class _SafetensorsWriter:
     """Writes the tensors, and the metadata that is needed to build the module."""
 
     def write(self, model: PersonalModel) -> bytes:
@@ -170,7 +163,7 @@ class _SafetensorsWriter(_Writer):
         return build_personal_model(info, state, *model.parts)
 
 
-class _GraphWriter(_Writer):
+class _GraphWriter:
     """Traces the first model; for the other clients of the run, only the weights in the graph are replaced."""
 
     def __init__(self) -> None:
@@ -181,12 +174,12 @@ class _GraphWriter(_Writer):
         """Return the program with the weights of a model."""
         if self._traced_model is None:
             self._traced_model = copy.deepcopy(model)
-            self._program = self._trace(self._traced_model)
+            self._program = self._make_program(self._traced_model)
         self._traced_model.load_state_dict(model.state_dict())  # in place: the program shares these tensors
         return self._program
 
-    def _trace(self, model: PersonalModel) -> Any:
-        return trace(model)
+    def _make_program(self, model: PersonalModel) -> Any:
+        return _trace(model)
 
 
 class _ExportedProgramWriter(_GraphWriter):
@@ -194,13 +187,13 @@ class _ExportedProgramWriter(_GraphWriter):
 
     def write(self, model: PersonalModel) -> bytes:
         file = io.BytesIO()
-        with suppress_output():
+        with _suppress_output():
             extra_files = {f"{METADATA_KEY}.json": model.info.to_json()}
             torch.export.save(self._program_of(model), file, extra_files=extra_files)
         return file.getvalue()
 
     def read(self, path: Path, model: PersonalModel) -> Callable[[Inputs], Tensor]:
-        with suppress_output():  # torch unpickles the file, which was just written here
+        with _suppress_output():  # torch unpickles the file, which was just written here
             module: Callable[[Inputs], Tensor] = torch.export.load(io.BytesIO(path.read_bytes())).module()
         return module
 
@@ -208,21 +201,22 @@ class _ExportedProgramWriter(_GraphWriter):
 class _OnnxWriter(_GraphWriter):
     """Writes ONNX with PyTorch's exporter."""
 
-    def _trace(self, model: PersonalModel) -> Any:
-        _check_onnx_libraries()
+    def _make_program(self, model: PersonalModel) -> Any:
+        if not (find_spec("onnxruntime") and find_spec("onnxscript")):
+            raise ConfigError(MISSING_LIBRARIES)
         size = sum(leaf.numel() * leaf.element_size() for leaf in model.state_dict().values())
         if size > _MAX_ONNX_BYTES:
             raise ConfigError(f"An ONNX file has at most 2 GB, but this model has {size / 1e9:.1f} GB; use pt2.")
         names = [graph_input_name(part) for part in model.info.inputs.parts]
-        program = trace(model)
+        program = _trace(model)
         try:
-            with suppress_output():  # without optimization, which would fold one client's weights into constants
+            with _suppress_output():  # without optimization, which would fold one client's weights into constants
                 converted: Any = torch.onnx.export(
                     program, dynamo=True, verbose=False, optimize=False, opset_version=_OPSET,
                     input_names=names, output_names=["outputs"],
                 )  # fmt: skip
         except Exception as error:
-            raise graph_error(model, error, "cannot be converted to ONNX") from error
+            raise _graph_error(model, error, "cannot be converted to ONNX") from error
         return converted
 
     def write(self, model: PersonalModel) -> bytes:
@@ -245,16 +239,11 @@ class _OnnxWriter(_GraphWriter):
         return read_onnx(path)
 
 
-def _check_onnx_libraries() -> None:
-    try:
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ConfigError(MISSING_LIBRARIES) from error
-
-
-def _make_writer(file_format: str) -> _Writer:
-    return {"safetensors": _SafetensorsWriter, "onnx": _OnnxWriter, "pt2": _ExportedProgramWriter}[file_format]()
+_Writer = _SafetensorsWriter | _ExportedProgramWriter | _OnnxWriter
+_WRITERS: dict[str, type[_Writer]] = {
+    "safetensors": _SafetensorsWriter, "onnx": _OnnxWriter, "pt2": _ExportedProgramWriter,
+}  # fmt: skip
+FORMATS = tuple(_WRITERS)
 
 
 def _metadata(model: PersonalModel) -> dict[str, str]:
@@ -262,3 +251,45 @@ def _metadata(model: PersonalModel) -> dict[str, str]:
     info = model.info
     origin = {"run": info.run, "client": info.client, "moment": info.moment, "method": method_label(info.method)}
     return origin | {"fedtailor_version": VERSION, "torch_version": torch.__version__}
+
+
+@torch.no_grad()
+def _trace(model: PersonalModel) -> torch.export.ExportedProgram:
+    """Return the model as a graph for any batch size, without the paths of source files."""
+    x, batch = model.info.inputs.random_samples(3), torch.export.Dim("batch")
+    dynamic: Any = {name: {0: batch} for name in x} if isinstance(x, dict) else {0: batch}
+    try:
+        with _suppress_output():
+            program = torch.export.export(model, (x,), dynamic_shapes=(dynamic,))
+    except Exception as error:
+        raise _graph_error(model, error, "cannot be traced") from error
+    for graph in program.graph_module.modules():
+        for node in getattr(getattr(graph, "graph", None), "nodes", ()):
+            node.meta.pop("stack_trace", None)
+    return program
+
+
+def _graph_error(model: PersonalModel, error: Exception, problem: str) -> FedTailorError:
+    """Return the error for a model that cannot be exported as a graph."""
+    why = reason(error)
+    if "specialized it to be a constant" in str(error):
+        why = "its code fixes the batch size, for example by len(x) instead of x.shape[0]"
+    return FedTailorError(
+        f"A model of {method_label(model.info.method)} with this network {problem}: {why}; use safetensors instead."
+    )
+
+
+@contextmanager
+def _suppress_output() -> Iterator[None]:
+    """Suppress the warnings and log messages of PyTorch's exporters."""
+    loggers = [logging.getLogger(name) for name in _NOISY_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

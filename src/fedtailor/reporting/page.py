@@ -1,7 +1,7 @@
 """Render sections with answers, figures, and tables as one self-contained HTML file."""
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib.resources import files
@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedtailor.reporting.figures.figure import Figure, Table
+from fedtailor.runs.records import nan_to_none
 from fedtailor.version import VERSION
 
 GENERATOR_TAG = '<meta name="generator" content="FedTailor'  # identifies a file as a report
@@ -83,9 +84,8 @@ def _element_id(key: str) -> str:
 
 
 def _drawing(figure: Figure) -> Any:
-    """Return what the page's script needs to draw a figure."""
     choices = [{"options": [{"traces": o.traces, "layout": o.layout} for o in c.options]} for c in figure.choices]
-    return _to_plain({"data": figure.data, "layout": figure.layout, "frames": figure.frames, "choices": choices})
+    return nan_to_none({"data": figure.data, "layout": figure.layout, "frames": figure.frames, "choices": choices})
 
 
 def _numeric_columns(table: Table) -> list[bool]:
@@ -104,32 +104,13 @@ def _cell_text(value: Any) -> str:
 
 def _is_number(value: Any) -> bool:
     """Return whether a cell is right-aligned with the other numbers of its column."""
-    if value is None or isinstance(value, (int, float)):
-        return True
     text = str(value).strip(" %").replace("−", "-").replace(",", "")
-    if text in ("", "–", "never"):
-        return True
-    try:
-        float(text)
-    except ValueError:
-        return False
+    if text not in ("", "–", "never", "None"):
+        try:
+            float(text)
+        except ValueError:
+            return False
     return True
-
-
-def _to_plain(value: Any) -> Any:
-    """Return plain data for JSON, with None for numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {str(key): _to_plain(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_plain(part) for part in value]
-    if isinstance(value, float) and not isfinite(value):
-        return None
-    return value if value is None or isinstance(value, (str, int, float, bool)) else _to_plain(_from_numpy(value))
-
-
-def _from_numpy(value: Any) -> Any:
-    """Return numpy arrays and scalars as Python values, and anything else as a string."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _make_templates() -> Environment:

@@ -13,7 +13,7 @@ from fedtailor.analysis.run_summary import Comparison, make_comparisons
 from fedtailor.analysis.verdict import verdict_sentences
 from fedtailor.errors import RunError
 from fedtailor.reporting.figures import clients, cost, curves, data_split, gains, ranking
-from fedtailor.reporting.figures.figure import Figure, Table
+from fedtailor.reporting.figures.figure import Figure, Table, limit_rows
 from fedtailor.reporting.figures.method_metric_figures import draw_method_metrics
 from fedtailor.reporting.figures.similarity import mixing_figures, mixing_weights
 from fedtailor.reporting.figures.sweep_figures import sweep_figures
@@ -124,7 +124,7 @@ def _sections(group: Comparison, ranked: bool) -> list[Section]:
     gain_title = "Which clients gain over local training, and which lose?"
     cost_figures = [cost.score_by_bytes(group), cost.training_time(group)]
     sections = [
-        _ranking_section(group) if ranked else _development_section(group),
+        _first_section(group, ranked),
         Section("clients", gain_title, gains.gain_answer(group), _not_none(client_figures)),
         Section("mixing", "Which clients learn from which?", mixing, mixing_drawn),
         Section("cost", "What did it cost?", cost.cost_sentences(group), _not_none(cost_figures)),
@@ -137,15 +137,12 @@ def _sections(group: Comparison, ranked: bool) -> list[Section]:
     return sections
 
 
-def _ranking_section(group: Comparison) -> Section:
-    figures = _not_none([ranking.ranking(group), ranking.pairwise_figure(group), curves.curves(group)])
-    return Section("best", "Which method is best?", verdict_sentences(group), figures)
-
-
-def _development_section(group: Comparison) -> Section:
-    text = "All settings during training, on test data."
-    figures = _not_none([curves.curves(group)])
-    return Section("best", "How do the settings develop during training?", [text], figures, is_reference=True)
+def _first_section(group: Comparison, ranked: bool) -> Section:
+    if ranked:
+        figures = [ranking.ranking(group), ranking.pairwise_figure(group), curves.curves(group)]
+        return Section("best", "Which method is best?", verdict_sentences(group), _not_none(figures))
+    title, text = "How do the settings develop during training?", "All settings during training, on test data."
+    return Section("best", title, [text], _not_none([curves.curves(group)]), is_reference=True)
 
 
 def _not_none(figures: Sequence[Figure | None]) -> list[Figure]:
@@ -224,14 +221,14 @@ def _settings_section(groups: Sequence[Comparison], sweeps: Sequence[SweepResult
     }
     keys = ("fedtailor", "torch", "engine", "device", "threads", "parameters")
     runs = [
-        [one.label, one.seed, *(str(one.run.info.get(key, "–")) for key in keys), _folder_name(one.run)]
+        [one.label, one.seed, *(str(one.run.info.get(key, "–")) for key in keys), getattr(one.run.folder, "name", "–")]
         for one in run_summaries
     ]
     columns = ["method", "seed", "FedTailor", "PyTorch", "engine", "device", "threads", "parameters", "folder"]
     tables = [
         ("Settings of all runs", Table(["setting", "value"], common)),
-        ("Settings of the methods", Table(["method", "name", "settings"], _limit_rows([list(row) for row in methods]))),
-        ("Runs", Table(columns, _limit_rows(runs))),
+        ("Settings of the methods", Table(["method", "name", "settings"], limit_rows([list(row) for row in methods]))),
+        ("Runs", Table(columns, limit_rows(runs))),
     ]
     return Section("settings", "Settings and reproduction", [answer], (), tables, commands, is_reference=True)
 
@@ -244,15 +241,6 @@ def _reproduce_commands(runs: Sequence[Run], sweeps: Sequence[SweepResult]) -> l
     rest = [run for run in runs if id(run) not in covered]
     others = run_commands(rest) if rest else []
     return [command for command in commands if command is not None] + others if others or not rest else []
-
-
-def _limit_rows(rows: list[list[Any]]) -> list[list[Any]]:
-    omitted = len(rows) - clients.MAX_ROWS
-    return rows if omitted <= 0 else [*rows[: clients.MAX_ROWS], [f"and {omitted} more", *[""] * (len(rows[0]) - 1)]]
-
-
-def _folder_name(run: Run) -> str:
-    return run.folder.name if run.folder else "–"
 
 
 def _shorten_value(value: Any) -> str:

@@ -133,12 +133,10 @@ def _non_default_fields(method: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _differing(settings: Mapping[str, Any], defaults: Mapping[str, Any], required: str = "") -> dict[str, Any]:
-    def same(value: Any, other: Any) -> bool:
-        return (list(value) if isinstance(value, (list, tuple)) else value) == (
-            list(other) if isinstance(other, (list, tuple)) else other
-        )
+    def plain(value: Any) -> Any:
+        return list(value) if isinstance(value, tuple) else value
 
-    return {k: v for k, v in settings.items() if k == required or not same(v, defaults.get(k))}
+    return {k: v for k, v in settings.items() if k == required or plain(v) != plain(defaults.get(k))}
 
 
 def _flags(settings: Mapping[str, Any], prefix: str = "") -> list[str]:

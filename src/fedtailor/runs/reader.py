@@ -55,7 +55,7 @@ def load_run(path: str | Path) -> Run:
         Records(records),
         server=server,
         get_client=found.client_state,
-        get_personal=lambda client, moment: _read_model(folder, model_file(client, moment)),
+        get_personal=lambda client, moment: read_model(folder, model_file(client, moment)),
         folder=folder,
     )
 
@@ -71,7 +71,8 @@ def check_models(folder: Path) -> None:
         _read_model_bytes(folder, name, expected)
 
 
-def _read_model(folder: Path, name: str) -> Params:
+def read_model(folder: Path, name: str) -> Params:
+    """Return the tensors of a personal model, which must match its checksum."""
     return unpack_flat(_read_model_bytes(folder, name, _model_checksums(folder).get(name)))
 
 

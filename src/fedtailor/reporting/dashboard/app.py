@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedtailor.core.untrusted_input import parse_json
-from fedtailor.errors import FedTailorError, RunError
+from fedtailor.errors import FedTailorError, RunError, reason
 from fedtailor.reporting.dashboard.routes import GET_ROUTES, POST_ROUTES, Context
 from fedtailor.reporting.page import TEMPLATES, plotly_script, read_static
 from fedtailor.runs.records import nan_to_none
@@ -169,11 +169,9 @@ def _error_response(request: Request, status: int, message: str) -> Response:
 
 def _on_error(request: Request, error: Exception) -> Response:
     """Return the message of an error; an unexpected error is a bug, and the dashboard shows it."""
-    status, message = 422, str(error)
+    if isinstance(error, FedTailorError):
+        return _error_response(request, 422, str(error))
     if isinstance(error, HTTPException):
-        status = error.status_code
-        message = "The dashboard has no such page." if status in (404, 405) else error.detail
-    elif not isinstance(error, FedTailorError):
-        status, text = 500, message[:200].rstrip(".")
-        message = f"Internal error in the dashboard ({type(error).__name__}: {text})."
-    return _error_response(request, status, message)
+        message = "The dashboard has no such page." if error.status_code in (404, 405) else error.detail
+        return _error_response(request, error.status_code, message)
+    return _error_response(request, 500, f"Internal error in the dashboard ({reason(error, with_type=True)}).")

@@ -1,6 +1,5 @@
 """The dashboard's view of clients: the list of a run's clients, and one client's data, scores and neighbors."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import isnan
 from typing import Any
@@ -8,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from fedtailor.analysis.comparability import client_labels
-from fedtailor.analysis.formatting import ScoreFormat, capitalize, evenly_spaced, round_digits
+from fedtailor.analysis.formatting import ScoreFormat, capitalize, round_digits
 from fedtailor.errors import RunError
-from fedtailor.reporting.dashboard.history import Float64Array, ProblemCount, RunHistory
+from fedtailor.reporting.dashboard.history import Float64Array, RunHistory
 from fedtailor.reporting.dashboard.run_view import RunView
-from fedtailor.reporting.dashboard.views import LINE_STYLES, figure_layout, line_trace
+from fedtailor.reporting.dashboard.views import LINE_STYLES, line_trace, score_figure
 from fedtailor.reporting.figures.clients import format_times
 from fedtailor.reporting.figures.figure import BASELINE_COLOR, COLORS, Figure, Table
 from fedtailor.reporting.figures.similarity import class_overlap, mixing_weights
@@ -36,7 +35,7 @@ def client_list(run: RunView, sort: str, descending: bool, query: str, page: int
         {
             "number": number, "name": name, "train": client["train"], "test": client["test"],
             **{moment: round_digits(latest[moment].get(number)) for moment in MOMENTS},
-            "failed": _count(history.failed, number), "missed": _count(history.missed, number),
+            **{kind: one[number].count if number in one else 0 for kind, one in history.problems.items()},
         }
         for number, (name, client) in enumerate(zip(run.names, run.info["clients"], strict=True))
         if query.lower() in name.lower()
@@ -59,7 +58,7 @@ def client_details(run: RunView, number: int) -> dict[str, Any]:
     problems = [
         f"{verb} {format_times(problem.count)}, last in round {problem.last_round}: {problem.reason}"
         for kind, verb in (("failed", "failed"), ("missed", "missed its round"))
-        if (problem := getattr(history, kind).get(number))
+        if (problem := history.problems[kind].get(number))
     ]
     return {
         "name": client_labels(run.run)[number],
@@ -72,37 +71,26 @@ def client_details(run: RunView, number: int) -> dict[str, Any]:
 def _score_figure(run: RunView, history: RunHistory, number: int) -> Figure | None:
     assert run.info is not None
     scale, name = ScoreFormat(run.info["score"]), client_labels(run.run)[number]
-    series = {m: history.client_history(number, m) for m in ("trained", "received")}
-    series = {m: pair for m, pair in series.items() if pair[0]}
+    series = {moment: scores for moment in LINE_STYLES if (scores := history.client_history(number, moment))}
     if not series:
         return None
-    traces = [
-        line_trace(m, rounds, [scale.factor * s for s in scores], LINE_STYLES[m])
-        for m, (rounds, scores) in series.items()
-    ]
-    medians = {i + 1: m for i, m in zip(history.round_indices["trained"], history.median_scores, strict=False)}
-    style = {"color": BASELINE_COLOR, "width": 1.4, "dash": "dot"}
-    scaled = [scale.factor * median for median in medians.values()]
-    traces.append(line_trace("median client, trained", list(medians), scaled, style))
-    current = " and ".join(f"{scale.text(scores[-1])} ({m})" for m, (_, scores) in series.items())
     latest = history.latest_scores("trained")
     rank = ""
-    if number in latest and not isnan(latest[number]):
+    if number in latest and not isnan(latest[number]) and len(latest) > 1:
         sign = 1 if run.info["higher_is_better"] else -1
         better = sum(sign * value > sign * latest[number] for value in latest.values())
-        rank = f"; {better} of {len(latest) - 1} other clients score better" if len(latest) > 1 else ""
-    by_round = {m: dict(zip(*pair, strict=True)) for m, pair in series.items()}
-    rounds = evenly_spaced(sorted({r for values in by_round.values() for r in values}), 60)
-    rows = [[r, *(scale.plain(values.get(r)) for values in by_round.values())] for r in rounds]
-    table = Table(["round", *(f"{m}, {scale.heading}" for m in by_round)], rows)
-    summary, layout = f"{capitalize(name)} has {scale.name} {current}{rank}.", figure_layout(scale.heading, run.rounds)
-    return Figure("history", f"{scale.title} of {name}", summary, traces, layout, table)
+        rank = f"; {better} of {len(latest) - 1} other clients score better"
+    medians = {i + 1: m for i, m in zip(history.round_indices["trained"], history.median_scores, strict=False)}
+    median = line_trace(
+        "median client, trained", medians, scale, {"color": BASELINE_COLOR, "width": 1.4, "dash": "dot"}
+    )
+    return score_figure("history", f"of {name}", run, series, capitalize(name), rank, [median])
 
 
 def _class_figure(run: RunView, number: int) -> Figure | None:
     assert run.info is not None
-    counts, name = run.info["clients"][number].get("classes"), client_labels(run.run)[number]
-    if not isinstance(counts, list) or not all(type(count) is int for count in counts) or not sum(counts):
+    counts, name = run.info["clients"][number].get("classes") or [], client_labels(run.run)[number]
+    if not sum(counts):
         return None
     largest, present = max(range(len(counts)), key=lambda label: counts[label]), sum(count > 0 for count in counts)
     summary = (
@@ -154,10 +142,6 @@ def _mixing_weights(run: RunView, history: RunHistory, number: int) -> Float64Ar
     except (OSError, ValueError, KeyError, TypeError):  # the records are being rewritten
         return None
     return None if not found else next(iter(found.values()))[number]
-
-
-def _count(problems: Mapping[int, ProblemCount], number: int) -> int:
-    return problems[number].count if number in problems else 0
 
 
 def _sort_value(value: Any, descending: bool) -> tuple[bool, Any]:

@@ -36,8 +36,7 @@ class RunHistory:
     round_indices: dict[str, list[int]] = field(default_factory=lambda: {moment: [] for moment in MOMENTS})
     scores: dict[str, list[float]] = field(default_factory=lambda: {moment: [] for moment in MOMENTS})
     client_scores: dict[str, list[Float32Array]] = field(default_factory=lambda: {moment: [] for moment in MOMENTS})
-    failed: dict[int, ProblemCount] = field(default_factory=dict)
-    missed: dict[int, ProblemCount] = field(default_factory=dict)
+    problems: dict[str, dict[int, ProblemCount]] = field(default_factory=lambda: {"failed": {}, "missed": {}})
     diverged: list[int] = field(default_factory=list)
     epsilon: float | None = None
     median_scores: list[float] = field(default_factory=list)  # over clients, at the moment `trained`
@@ -59,7 +58,7 @@ class RunHistory:
             self.round_indices[moment].append(self.rounds)  # after the row: other threads read the indices first
             score = weighted_mean(row if moment == "received" else self._fill_missing(row), self.test_sizes)
             self.scores[moment].append(np.nan if score is None else score)
-        for kind, problems in (("failed", self.failed), ("missed", self.missed)):
+        for kind, problems in self.problems.items():
             for client, reason in record.get(kind, {}).items():
                 count = problems[int(client)].count if int(client) in problems else 0
                 problems[int(client)] = ProblemCount(count + 1, record["round"], str(reason)[:300])
@@ -84,11 +83,10 @@ class RunHistory:
             latest = np.where(row == NOT_EVALUATED, latest, row)
         return {int(client): float(latest[client]) for client in np.flatnonzero(~np.isinf(latest))}
 
-    def client_history(self, client: int, moment: str) -> tuple[list[int], list[float]]:
+    def client_history(self, client: int, moment: str) -> Values:
         """Return the rounds in which a client was evaluated, and its scores."""
-        pairs = list(zip(self.round_indices[moment], self.client_scores[moment], strict=False))
-        found = {index + 1: float(row[client]) for index, row in pairs if not np.isinf(row[client])}
-        return list(found), list(found.values())
+        pairs = zip(self.round_indices[moment], self.client_scores[moment], strict=False)
+        return {index + 1: float(row[client]) for index, row in pairs if not np.isinf(row[client])}
 
     def _row(self, record: Record, moment: str) -> tuple[Float64Array, bool]:
         """Return all clients' scores in a round, and whether the round was evaluated."""

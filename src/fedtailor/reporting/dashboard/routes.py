@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.datastructures import QueryParams
 
@@ -15,6 +16,7 @@ from fedtailor.reporting.dashboard.run_monitor import RunMonitor
 from fedtailor.reporting.dashboard.views import check_selection, comparison, run_details
 
 Body = Mapping[str, Any]  # a request's parsed JSON
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,47 +29,49 @@ class Context:
     monitor: RunMonitor
 
 
+def _error_as_result(call: Callable[[Context, T], dict[str, Any]]) -> Callable[[Context, T], dict[str, Any]]:
+    """Return errors as ordinary responses, for requests where an error is an expected result."""
+
+    def respond(context: Context, request: T) -> dict[str, Any]:
+        try:
+            return call(context, request)
+        except FedTailorError as error:
+            return {"error": str(error)}
+
+    return respond
+
+
 def _runs(context: Context, query: QueryParams) -> dict[str, Any]:
-    changes = context.monitor.changes(_parameter(query, "since"))
+    changes = context.monitor.changes(query.get("since", ""))
     return changes | {"folder": str(context.root), "initial_run": context.initial_run}
 
 
 def _run(context: Context, query: QueryParams) -> dict[str, Any]:
-    return run_details(context.monitor.get(_parameter(query, "run")))
+    return run_details(context.monitor.get(query.get("run", "")))
 
 
+@_error_as_result
 def _comparison(context: Context, query: QueryParams) -> dict[str, Any]:
     names = list(dict.fromkeys(query.getlist("run")))
-
-    def compare() -> dict[str, Any]:
-        check_selection(names)
-        return comparison([context.monitor.get(name) for name in names])
-
-    return _error_as_result(compare)
+    check_selection(names)
+    return comparison([context.monitor.get(name) for name in names])
 
 
 def _clients(context: Context, query: QueryParams) -> dict[str, Any]:
-    run, sort = context.monitor.get(_parameter(query, "run")), _parameter(query, "sort") or "number"
-    descending = _parameter(query, "descending") == "1"
-    return client_list(run, sort, descending, _parameter(query, "query"), _integer(query, "page"))
+    run, sort = context.monitor.get(query.get("run", "")), query.get("sort") or "number"
+    descending = query.get("descending", "") == "1"
+    return client_list(run, sort, descending, query.get("query", ""), _integer(query, "page"))
 
 
 def _client(context: Context, query: QueryParams) -> dict[str, Any]:
-    return client_details(context.monitor.get(_parameter(query, "run")), _integer(query, "client"))
+    return client_details(context.monitor.get(query.get("run", "")), _integer(query, "client"))
 
 
-def _form(context: Context, query: QueryParams) -> dict[str, Any]:
-    return form_schema()
-
-
+@_error_as_result
 def _check(context: Context, body: Body) -> dict[str, Any]:
     values = body.get("values", {})
-
-    def check() -> dict[str, Any]:
-        parse_form(values)
-        return {"command": equivalent_command(values, context.root)}
-
-    return _error_as_result(check)
+    parse_form(values)
+    return {"command": equivalent_command(values, context.root)}
 
 
 def _start(context: Context, body: Body) -> dict[str, Any]:
@@ -77,39 +81,16 @@ def _start(context: Context, body: Body) -> dict[str, Any]:
     return {"run": name}
 
 
-def _stop(context: Context, body: Body) -> dict[str, Any]:
-    return _act_on_run(context, body, context.launcher.stop)
-
-
-def _resume(context: Context, body: Body) -> dict[str, Any]:
-    return _act_on_run(context, body, context.launcher.resume)
-
-
-def _remove(context: Context, body: Body) -> dict[str, Any]:
-    return _act_on_run(context, body, context.launcher.remove)
-
-
-def _act_on_run(context: Context, body: Body, act: Callable[[str], None]) -> dict[str, Any]:
+def _act_on_run(action: str, context: Context, body: Body) -> dict[str, Any]:
+    """Stop, resume, or remove a run."""
     name = context.monitor.get(str(body.get("run", ""))).name
-    act(name)
+    getattr(context.launcher, action)(name)
     context.monitor.wake()
     return {"run": name}
 
 
-def _error_as_result(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return an error as an ordinary response, for requests where an error is an expected result."""
-    try:
-        return call()
-    except FedTailorError as error:
-        return {"error": str(error)}
-
-
-def _parameter(query: QueryParams, name: str) -> str:
-    return query.get(name, "")[:4096]
-
-
 def _integer(query: QueryParams, name: str) -> int:
-    text = _parameter(query, name) or "0"
+    text = query.get(name) or "0"
     if not text.isdecimal() or len(text) > 9:
         raise RunError(f"'{name}' must be a non-negative integer.")
     return int(text)
@@ -117,8 +98,10 @@ def _integer(query: QueryParams, name: str) -> int:
 
 GET_ROUTES: dict[str, Callable[[Context, QueryParams], dict[str, Any]]] = {
     "/api/runs": _runs, "/api/run": _run, "/api/comparison": _comparison, "/api/clients": _clients,
-    "/api/client": _client, "/api/form": _form,
+    "/api/client": _client, "/api/form": lambda context, query: form_schema(),
 }  # fmt: skip
 POST_ROUTES: dict[str, Callable[[Context, Body], dict[str, Any]]] = {
-    "/api/check": _check, "/api/start": _start, "/api/stop": _stop, "/api/resume": _resume, "/api/remove": _remove,
-}  # fmt: skip
+    "/api/check": _check,
+    "/api/start": _start,
+    **{f"/api/{action}": partial(_act_on_run, action) for action in ("stop", "resume", "remove")},
+}

@@ -11,7 +11,7 @@ from secrets import token_hex
 from typing import Any
 
 from fedtailor.core.untrusted_input import read_toml
-from fedtailor.errors import FedTailorError, RunError
+from fedtailor.errors import FedTailorError, RunError, reason
 from fedtailor.reporting.dashboard.history import RunHistory, required_tables
 from fedtailor.reporting.dashboard.launcher import Launcher
 from fedtailor.reporting.dashboard.run_view import INACTIVE_STATES, RunView
@@ -106,16 +106,17 @@ class RunMonitor:
         run.version = self.version
 
     def _update(self, run: RunView) -> bool:
-        before = (run.state, run.message, run.reading, run.can_stop, run.history and run.history.rounds)
+        before = run.status
         try:
             self._read(run)
         except Exception as error:  # an invalid run, or a bug here, must not affect other runs
-            run.state, run.message, run.reading = "unreadable", _error_text(error), False
+            known = isinstance(error, FedTailorError)
+            run.message = str(error) if known else f"The records cannot be read: {reason(error)}."
+            run.state, run.reading = "unreadable", False
             run.history = run.tail = None
             if isinstance(error, OSError):
                 run.file_stats = ()  # read the run again at the next poll, even if its files are unchanged
-        now = (run.state, run.message, run.reading, run.can_stop, run.history and run.history.rounds)
-        if now != before:
+        if run.status != before:
             with self._lock:
                 self._mark_changed(run)
         return run.reading
@@ -164,8 +165,7 @@ class RunMonitor:
         elif pid is not None or is_locked(run.folder):
             run.state = "stopping" if self._launcher.is_stopping(run.name) else "running"
         else:
-            run.state = "failed" if self._launcher.has_failed(run.name) else "stopped"
-            run.message = self._launcher.log_tail(run.name)
+            self._update_ended(run)
         left = run.rounds - run.history.rounds
         pace = run.seconds_per_round()
         run.estimated_end = run.last_update + left * pace if run.state == "running" and pace is not None else None
@@ -176,24 +176,17 @@ class RunMonitor:
         if not run.settings:
             path = self._launcher.settings_path(run.name)
             run.settings = read_toml(path, "The experiment")
-            run.method, run.data = (
-                _part_name(run.settings, "method", "fedavg"),
-                _part_name(run.settings, "data", "digits"),
-            )
+            run.method = _part_name(run.settings, "method", "fedavg")
+            run.data = _part_name(run.settings, "data", "digits")
             run.last_update = path.stat().st_mtime
         if self._launcher.pid(run.name) is not None:
             run.state, run.can_stop = "starting", True
         else:
-            run.state = "failed" if self._launcher.has_failed(run.name) else "stopped"
-            run.message = self._launcher.log_tail(run.name)
+            self._update_ended(run)
 
-
-def _error_text(error: Exception) -> str:
-    """Return the reason why a run is unreadable, as one sentence."""
-    if isinstance(error, FedTailorError):
-        return str(error)
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return f"The records cannot be read: {reason.splitlines()[0][:200].rstrip('.')}."
+    def _update_ended(self, run: RunView) -> None:
+        run.state = "failed" if self._launcher.has_failed(run.name) else "stopped"
+        run.message = self._launcher.log_tail(run.name)
 
 
 def _part_name(settings: dict[str, Any], part: str, default: str) -> str:
@@ -203,7 +196,6 @@ def _part_name(settings: dict[str, Any], part: str, default: str) -> str:
 
 
 def _run_folders(root: Path) -> Iterator[Path]:
-    """Yield the runs in a folder and in its subfolders."""
     for path in _subfolders(root):
         if is_run_folder(path):
             yield path

@@ -40,6 +40,11 @@ class RunView:
     version: int = 0
 
     @property
+    def status(self) -> tuple[Any, ...]:
+        """What changes in the list while the run is read."""
+        return self.state, self.message, self.reading, self.can_stop, self.history and self.history.rounds
+
+    @property
     def rounds(self) -> int:
         """Total number of rounds of the run."""
         return int(self.settings.get("rounds") or 20)
@@ -73,7 +78,7 @@ class RunView:
             "round": history.rounds if history else 0, "rounds": self.rounds, "score": info.get("score"), **last,
             "higher_is_better": info.get("higher_is_better", True),
             "seconds": history.seconds[-1] if history and history.seconds else 0,
-            "failed": len(history.failed) if history else 0, "missed": len(history.missed) if history else 0,
+            **{kind: len(history.problems[kind]) if history else 0 for kind in ("failed", "missed")},
             "diverged": len(history.diverged) if history else 0, "last_update": round(self.last_update),
             "estimated_end": None if self.estimated_end is None else round(self.estimated_end, 1),
             "can_stop": self.can_stop, "version": self.version, "sparkline": self._sparkline(),

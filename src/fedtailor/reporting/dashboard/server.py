@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from secrets import token_urlsafe
@@ -126,17 +127,8 @@ def serve(folder: Path, host: str, port: int | None, open_browser: bool, echo: C
     server = DashboardServer(folder, host, port)
     for line in startup_messages(server):
         echo(line)
-    if open_browser and not _open(server.url):
+    if open_browser and not webbrowser.open(server.url):
         echo("No browser was found; open the URL manually.")
     echo("Press Ctrl-C to stop the dashboard. Experiments continue.")
     threading.Thread(target=form_schema, daemon=True).start()  # computed in advance, because it takes a second or two
     server.serve_forever()
-
-
-def _open(url: str) -> bool:
-    import webbrowser
-
-    try:
-        return webbrowser.open(url)
-    except webbrowser.Error:
-        return False

@@ -1,7 +1,7 @@
 """The dashboard's views of runs: one run in detail, or a comparison of several runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import isfinite
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedtailor.analysis.formatting import (
 from fedtailor.analysis.run_summary import Comparison, Curve, RunSummary, compare_runs, rank_methods
 from fedtailor.analysis.verdict import verdict_sentences
 from fedtailor.errors import RunError
-from fedtailor.reporting.dashboard.history import RunHistory
+from fedtailor.reporting.dashboard.history import ProblemCount, RunHistory
 from fedtailor.reporting.dashboard.run_view import RunView
 from fedtailor.reporting.figures.curves import curves
 from fedtailor.reporting.figures.figure import COLORS, Figure, Table
@@ -29,7 +29,8 @@ from fedtailor.runs.toml import flatten_settings
 
 MAX_COMPARED = 40  # runs
 _MAX_POINTS = 400  # per line
-LINE_STYLES = {
+Scores = Mapping[int, float]  # round -> score
+LINE_STYLES = {  # by moment
     "trained": {"color": COLORS[0], "width": 2.2},
     "received": {"color": COLORS[1], "width": 2.2, "dash": "dash"},
 }
@@ -95,61 +96,69 @@ def _run_summary(run: RunView, history: RunHistory) -> str:
 
 
 def _progress(run: RunView, history: RunHistory) -> Figure | None:
-    assert run.info is not None
-    scale = ScoreFormat(run.info["score"])
-    series = {m: (list(history.round_indices[m]), list(history.scores[m])) for m in ("trained", "received")}
-    series = {m: (indices[: len(scores)], scores) for m, (indices, scores) in series.items() if scores}
+    indexed = {m: zip(history.round_indices[m], history.scores[m], strict=False) for m in LINE_STYLES}
+    series = {m: {index + 1: score for index, score in pairs} for m, pairs in indexed.items()}
+    series = {m: scores for m, scores in series.items() if scores}
     if not series:
         return None
-    traces = [
-        line_trace(m, [i + 1 for i in indices], [scale.factor * s for s in scores], LINE_STYLES[m])
-        for m, (indices, scores) in series.items()
-    ]
-    current = " and ".join(f"{scale.text(scores[-1])} ({m})" for m, (_, scores) in series.items())
-    best = _best(run, *series[next(iter(series))])
-    method = method_in_text(run.run.method_title)
-    summary = f"After round {history.rounds} of {run.rounds}, {method} has {scale.name} {current}{best}."
-    by_index = {m: dict(zip(*pair, strict=True)) for m, pair in series.items()}
-    indices = evenly_spaced(sorted({i for values in by_index.values() for i in values}), 60)
-    rows = [[i + 1, *(scale.plain(values.get(i)) for values in by_index.values())] for i in indices]
-    columns = ["round", *(f"{m}, {scale.heading}" for m in by_index)]
-    layout = figure_layout(scale.heading, run.rounds)
-    return Figure("progress", f"{scale.title} over rounds", summary, traces, layout, Table(columns, rows))
+    start = f"After round {history.rounds} of {run.rounds}, {method_in_text(run.run.method_title)}"
+    return score_figure("progress", "over rounds", run, series, start, _best(run, next(iter(series.values()))))
 
 
-def _best(run: RunView, indices: Sequence[int], scores: Sequence[float]) -> str:
+def score_figure(
+    key: str, what: str, run: RunView, series: Mapping[str, Scores], start: str, end: str, traces: Sequence[Any] = ()
+) -> Figure:
+    """Draw scores over rounds at each moment; the summary states the latest ones, between `start` and `end`."""
+    assert run.info is not None
+    scale = ScoreFormat(run.info["score"])
+    data = [line_trace(moment, scores, scale, LINE_STYLES[moment]) for moment, scores in series.items()]
+    latest = " and ".join(f"{scale.text(scores[max(scores)])} ({moment})" for moment, scores in series.items())
+    rounds = evenly_spaced(sorted({number for scores in series.values() for number in scores}), 60)
+    rows = [[number, *(scale.plain(scores.get(number)) for scores in series.values())] for number in rounds]
+    layout = {
+        "height": 320, "hovermode": "x unified", "showlegend": True,
+        "xaxis": {"title": {"text": "round"}, "range": [0.5, run.rounds + 0.5], "zeroline": False,
+                  "dtick": 1 if run.rounds <= 10 else None},
+        "yaxis": {"title": {"text": scale.heading}, "zeroline": False},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+    }  # fmt: skip
+    table = Table(["round", *(f"{moment}, {scale.heading}" for moment in series)], rows)
+    summary = f"{start} has {scale.name} {latest}{end}."
+    return Figure(key, f"{scale.title} {what}", summary, [*data, *traces], layout, table)
+
+
+def line_trace(name: str, scores: Scores, scale: ScoreFormat, style: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a plotly line with a limited number of points."""
+    shown = evenly_spaced([*scores], _MAX_POINTS)
+    return {
+        "type": "scatter", "mode": "lines+markers" if len(scores) < 3 else "lines", "name": name, "line": dict(style),
+        "x": shown, "y": [round_digits(scale.factor * scores[number]) for number in shown],
+        "hovertemplate": f"{name}: %{{y:.4~g}}<extra></extra>",
+    }  # fmt: skip
+
+
+def _best(run: RunView, scores: Scores) -> str:
     """Return a clause that compares the current score with the best one so far."""
     assert run.info is not None
-    sign = 1 if run.info["higher_is_better"] else -1
-    finite = [(sign * score, index) for index, score in zip(indices, scores, strict=True) if isfinite(score)]
+    sign, current = 1 if run.info["higher_is_better"] else -1, scores[max(scores)]
+    finite = {number: score for number, score in scores.items() if isfinite(score)}
     if len(finite) < 3:
         return ""
-    best, index = max(finite, key=lambda pair: pair[0])
-    if sign * scores[-1] == best:
+    best = max(finite, key=lambda number: sign * finite[number])
+    if current == finite[best]:
         return "; this is its best score so far"
-    best_text, current = (ScoreFormat(run.info["score"]).text(score) for score in (sign * best, scores[-1]))
-    return f"; its best score was {best_text} in round {index + 1}" if best_text != current else ""
+    best_text, current_text = (ScoreFormat(run.info["score"]).text(score) for score in (finite[best], current))
+    return f"; its best score was {best_text} in round {best}" if best_text != current_text else ""
 
 
 def _problems(run: RunView, history: RunHistory) -> list[dict[str, Any]]:
     """Return the clients that diverged, failed or missed rounds, the latest first."""
-    found: list[dict[str, Any]] = [
-        {
-            "number": number, "name": run.names[number], "kind": kind, "count": problem.count,
-            "last_round": problem.last_round, "reason": problem.reason,
-        }
-        for kind, problems in (("failed", dict(history.failed)), ("missed", dict(history.missed)))
-        for number, problem in problems.items()
-    ]  # fmt: skip
-    found += [
-        {
-            "number": number, "name": run.names[number], "kind": "diverged", "count": 1, "last_round": history.rounds,
-            "reason": "the loss is not finite; try a smaller lr",
-        }
-        for number in history.diverged
-    ]  # fmt: skip
-    rank = {"diverged": 0, "failed": 1, "missed": 2}
-    return sorted(found, key=lambda row: (rank[row["kind"]], -row["last_round"], -row["count"]))[:100]
+    diverged = ProblemCount(1, history.rounds, "the loss is not finite; try a smaller lr")
+    found: list[dict[str, Any]] = []
+    for kind, problems in ({"diverged": dict.fromkeys(history.diverged, diverged)} | history.problems).items():
+        latest = sorted(problems.copy().items(), key=lambda item: (-item[1].last_round, -item[1].count))
+        found += [{"number": n, "name": run.names[n], "kind": kind, **asdict(problem)} for n, problem in latest]
+    return found[:100]
 
 
 def _fill_summaries(group: Comparison, histories: Mapping[str, RunHistory], rounds: int) -> Comparison:
@@ -157,7 +166,7 @@ def _fill_summaries(group: Comparison, histories: Mapping[str, RunHistory], roun
 
     def fill(summary: RunSummary) -> RunSummary:
         history = histories[str(summary.run.folder)]
-        failed = [(client, one.last_round, one.reason) for client, one in dict(history.failed).items()]
+        failed = [(client, one.last_round, one.reason) for client, one in history.problems["failed"].copy().items()]
         ends = {m: int(np.searchsorted(history.round_indices[m], rounds)) for m in MOMENTS}
         filled = {m: Curve(history.round_indices[m][: ends[m]], history.scores[m][: ends[m]]) for m in MOMENTS}
         return replace(
@@ -168,25 +177,3 @@ def _fill_summaries(group: Comparison, histories: Mapping[str, RunHistory], roun
 
     methods = {label: [fill(summary) for summary in some] for label, some in group.methods.items()}
     return replace(group, methods=methods, excluded=[fill(summary) for summary in group.excluded])
-
-
-def line_trace(name: str, x: Sequence[int], y: Sequence[float], style: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a plotly line with a limited number of points."""
-    kept = evenly_spaced(range(len(x)), _MAX_POINTS)
-    mode = "lines+markers" if len(x) < 3 else "lines"
-    return {
-        "type": "scatter", "mode": mode, "name": name, "line": dict(style),
-        "x": [x[k] for k in kept], "y": [round_digits(y[k]) for k in kept],
-        "hovertemplate": f"{name}: %{{y:.4~g}}<extra></extra>",
-    }  # fmt: skip
-
-
-def figure_layout(heading: str, rounds: int) -> dict[str, Any]:
-    """Return plotly's layout of a figure over rounds."""
-    return {
-        "height": 320, "hovermode": "x unified", "showlegend": True,
-        "xaxis": {"title": {"text": "round"}, "range": [0.5, rounds + 0.5], "zeroline": False,
-                  "dtick": 1 if rounds <= 10 else None},
-        "yaxis": {"title": {"text": heading}, "zeroline": False},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-    }  # fmt: skip

@@ -11,11 +11,10 @@ from fedtailor.analysis.comparability import client_labels
 from fedtailor.analysis.formatting import count_of, method_in_text, round_digits
 from fedtailor.analysis.run_summary import Client, Comparison, RunSummary
 from fedtailor.reporting.figures.drawing import method_styles, rows_axis, rows_height
-from fedtailor.reporting.figures.figure import Figure, Table
+from fedtailor.reporting.figures.figure import MAX_ROWS, Figure, Table, limit_rows
 
 GAIN_COLOR, LOSS_COLOR = "#0072b2", "#d55e00"  # color-blind safe; marker shapes differ too
 MAX_POINTS = 4_000  # per figure; with more clients, only boxes are drawn
-MAX_ROWS = 500  # per table
 MAX_METHODS = 12  # per choice and per table, the best ones
 NamedClients = dict[Client, tuple[RunSummary, str]]  # client -> a run with this client, and the client's display name
 
@@ -31,15 +30,19 @@ def mean_scores(group: Comparison, label: str, moment: str = "trained") -> dict[
 
 def named_clients(group: Comparison) -> NamedClients:
     """Return all clients with their display names, which include the seed if seeds split the data differently."""
+    splits = first_of_each_split(group)
+    return {
+        (run_summary.split, client): (run_summary, name + (f" (seed {run_summary.seed})" if len(splits) > 1 else ""))
+        for run_summary in splits
+        for client, name in enumerate(client_labels(run_summary.run))
+    }
+
+
+def first_of_each_split(group: Comparison) -> list[RunSummary]:
     splits: dict[str, RunSummary] = {}
     for run_summary in group.summaries:
         splits.setdefault(run_summary.split, run_summary)
-    several = len(splits) > 1
-    return {
-        (split, client): (run_summary, name + (f" (seed {run_summary.seed})" if several else ""))
-        for split, run_summary in splits.items()
-        for client, name in enumerate(client_labels(run_summary.run))
-    }
+    return list(splits.values())
 
 
 def score_distribution(group: Comparison) -> Figure | None:
@@ -114,9 +117,7 @@ def _client_table(
         size = run_summary.run.info["clients"][client[1]]
         values = (group.fmt.plain(scores[label].get(client)) for label in shown)
         rows.append([name, size["train"], size["test"], *values])
-    if len(rows) > MAX_ROWS:
-        omitted = len(rows) - MAX_ROWS
-        rows = [*rows[:MAX_ROWS], [f"and {omitted} more (see rounds.jsonl of the runs)", *[""] * (2 + len(shown))]]
+    rows = limit_rows(rows, " (see rounds.jsonl of the runs)")
     return Table(["client", "training samples", "test samples", *shown], rows)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 from fedtailor.analysis.comparability import client_labels
 from fedtailor.analysis.formatting import count_of, evenly_spaced, round_digits, shorten
 from fedtailor.analysis.run_summary import Comparison, RunSummary
-from fedtailor.reporting.figures.clients import MAX_ROWS
-from fedtailor.reporting.figures.figure import Choice, Figure, Option, Table
+from fedtailor.reporting.figures.clients import first_of_each_split
+from fedtailor.reporting.figures.figure import MAX_ROWS, Choice, Figure, Option, Table
+from fedtailor.reporting.figures.similarity import class_counts
 
 _MAX_CLIENTS = 600  # columns; with more clients, an evenly spaced subset is drawn
 _MAX_SPLITS = 6
@@ -18,11 +19,8 @@ _COLOR_SCALE = [[0, "rgba(0,114,178,0)"], [0.0001, "rgba(0,114,178,0.14)"], [1, 
 
 def split_figure(group: Comparison) -> Figure | None:
     """Draw classes by clients, one split at a time; without class counts, draw the clients' sizes."""
-    splits: dict[str, RunSummary] = {}
-    for run_summary in group.summaries:
-        splits.setdefault(run_summary.split, run_summary)
-    shown = sorted(splits.values(), key=lambda run_summary: run_summary.seed)[:_MAX_SPLITS]
-    counts = [_class_counts(run_summary) for run_summary in shown]
+    shown = sorted(first_of_each_split(group), key=lambda run_summary: run_summary.seed)[:_MAX_SPLITS]
+    counts = [class_counts(run_summary.run) for run_summary in shown]
     known = [rows for rows in counts if rows is not None]
     return _heat_map(shown, known) if len(known) == len(shown) else _size_figure(shown[0])
 
@@ -34,18 +32,11 @@ def split_sentence(group: Comparison) -> str:
     how = f" by {data['partition']}" if data.get("partition") else ""
     how += f" (α = {data['alpha']})" if data.get("partition") == "dirichlet" and "alpha" in data else ""
     train, test = (sum(client[part] for client in clients) for part in ("train", "test"))
-    splits = len({run_summary.split for run_summary in group.summaries})
+    splits = len(first_of_each_split(group))
     note = f"; the seeds use {splits} different splits" if splits > 1 else ""
     name = f"{data['name']} data" if "name" in data else "data"
     samples = f"{count_of(train, 'training sample')} and {count_of(test, 'test sample')} in total"
     return f"The {name} are split{how} into {count_of(len(clients), 'client')} with {samples}{note}."
-
-
-def _class_counts(run_summary: RunSummary) -> list[list[int]] | None:
-    """Return each client's training samples per class; None if they are not known for all clients."""
-    rows = [client.get("classes") for client in run_summary.run.info["clients"]]
-    valid = all(isinstance(row, list) and row and all(type(count) is int for count in row) for row in rows)
-    return [list(row) for row in rows if row is not None] if valid and len({len(row) for row in rows}) == 1 else None
 
 
 def _heat_map(shown: Sequence[RunSummary], counts: Sequence[list[list[int]]]) -> Figure:
@@ -105,7 +96,6 @@ def _heat_map_summary(run_summary: RunSummary, counts: list[list[int]]) -> str:
 
 
 def _size_figure(run_summary: RunSummary) -> Figure | None:
-    """Draw the clients' numbers of training samples."""
     clients = sorted(run_summary.run.info["clients"], key=lambda client: -client["train"])
     sizes = [client["train"] for client in clients]
     names = [shorten(str(client["name"])) for client in clients]

@@ -17,14 +17,10 @@ _MAX_TICKS = 10
 
 def method_styles(group: Comparison) -> dict[str, dict[str, Any]]:
     """Return the line style of each label, the same in all figures; methods beyond the colors are gray."""
-    names = ["Local training" if label == group.baseline else label for label in group.methods]
-    styles = line_styles(names)
-    colored = [name for name in names if name != "Local training"][: MAX_COLORS - 1]
-    result = {}
-    for label, name in zip(group.methods, names, strict=True):
-        muted = name != "Local training" and name not in colored
-        result[label] = {"color": MUTED_COLOR, "dash": "dot"} if muted else styles[name]
-    return result
+    styles = line_styles("Local training" if label == group.baseline else label for label in group.methods)
+    others = [label for label in group.methods if label != group.baseline]
+    muted = {label: {"color": MUTED_COLOR, "dash": "dot"} for label in others[MAX_COLORS - 1 :]}
+    return dict(zip(group.methods, styles.values(), strict=True)) | muted
 
 
 def is_muted(line: Mapping[str, Any]) -> bool:
@@ -51,10 +47,6 @@ def round_trace(name: str, series: Mapping[int, float], position: int) -> dict[s
     return {"type": "scatter", "mode": "lines", "name": name, "x": list(series), "y": y, "line": style}
 
 
-def y_axis(title: str, tick_format: str = "") -> dict[str, Any]:
-    return {"title": {"text": title}} | ({"tickformat": tick_format} if tick_format else {})
-
-
 def log_axis(values: Iterable[float]) -> dict[str, Any]:
     """Return a logarithmic axis with round tick values if the values are positive and span a wide range, else {}.
 
@@ -72,13 +64,10 @@ def log_axis(values: Iterable[float]) -> dict[str, Any]:
 
 
 def rounds_layout(y_title: str) -> dict[str, Any]:
-    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}
     return {
-        "xaxis": {"title": {"text": "round"}},
-        "yaxis": y_axis(y_title),
-        "hovermode": "x unified",
-        "legend": legend,
-    }
+        "xaxis": {"title": {"text": "round"}}, "yaxis": {"title": {"text": y_title}}, "hovermode": "x unified",
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+    }  # fmt: skip
 
 
 def axis_heading(text: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 DASHES = ("solid", "dash", "dot", "dashdot")  # distinguish lines when colors repeat or cannot be seen
 BASELINE_COLOR = "#7f7f7f"  # local training, in all figures
+MAX_ROWS = 500  # per table
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,12 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]  # strings and numbers
+
+
+def limit_rows(rows: list[list[Any]], note: str = "") -> list[list[Any]]:
+    """Return at most `MAX_ROWS` rows of a table, and one that says how many there are more."""
+    omitted = len(rows) - MAX_ROWS
+    return rows if omitted <= 0 else [*rows[:MAX_ROWS], [f"and {omitted} more{note}", *[""] * (len(rows[0]) - 1)]]
 
 
 @dataclass(frozen=True)

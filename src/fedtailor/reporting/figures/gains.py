@@ -26,12 +26,11 @@ from fedtailor.reporting.figures.clients import (
     LOSS_COLOR,
     MAX_METHODS,
     MAX_POINTS,
-    MAX_ROWS,
     NamedClients,
     named_clients,
 )
 from fedtailor.reporting.figures.drawing import axis_heading, log_axis, rows_axis, rows_height
-from fedtailor.reporting.figures.figure import Choice, Figure, Option, Table
+from fedtailor.reporting.figures.figure import MAX_ROWS, Choice, Figure, Option, Table
 
 Gains = Mapping[Client, ClientGain]
 

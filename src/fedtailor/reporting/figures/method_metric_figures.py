@@ -6,6 +6,7 @@ values have the shape that it needs.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from math import isfinite
 from statistics import median
@@ -16,7 +17,7 @@ import numpy as np
 from fedtailor.analysis.comparability import client_labels, first_seed_runs, is_local_baseline
 from fedtailor.analysis.formatting import ScoreFormat, format_p, percent, round_digits, shorten
 from fedtailor.analysis.statistics import SIGNIFICANCE_LEVEL, rank_correlation
-from fedtailor.reporting.figures.drawing import log_axis, round_trace, rounds_layout, y_axis
+from fedtailor.reporting.figures.drawing import log_axis, round_trace, rounds_layout
 from fedtailor.reporting.figures.figure import COLORS, Figure, Table
 from fedtailor.reporting.figures.method_metrics import (
     array_metric,
@@ -39,7 +40,7 @@ def draw_method_metrics(runs: Sequence[Run], local_runs: Sequence[Run] = ()) -> 
     figures: list[Figure] = []
     for run in first_seed_runs(runs):
         shown: list[str] = []
-        local = _local_baseline(run, [*runs, *local_runs])
+        local = next((other for other in [*runs, *local_runs] if is_local_baseline(other, run)), None)
         drawn = [draw(run) for draw in (_conflicts, _residual, _drift, _variances, _steps)] + [_gains(run, local)]
         for figure, names in drawn:
             figures += [figure] if figure is not None else []
@@ -47,10 +48,6 @@ def draw_method_metrics(runs: Sequence[Run], local_runs: Sequence[Run] = ()) -> 
         rest = remaining_metrics_figure(run, shown)
         figures += [rest] if rest is not None else []
     return figures
-
-
-def _local_baseline(run: Run, runs: Sequence[Run]) -> Run | None:
-    return next((other for other in runs if is_local_baseline(other, run)), None)
 
 
 # ---- FedLAG
@@ -84,7 +81,8 @@ def _conflicts(run: Run) -> DrawnMetrics:
     )
     rows = [[n, *(percent(fraction) for fraction in fractions[n]), ", ".join(personal[n])] for n in rounds]
     title = "client pairs in conflict"
-    layout = rounds_layout(title) | {"yaxis": y_axis(title, ".0%")}
+    layout = rounds_layout(title)
+    layout["yaxis"] |= {"tickformat": ".0%"}
     return Figure(f"conflicts-{run.method}", f"Layer conflicts: {run.method_title} (large markers: personal layers)",
                   summary, data, layout, Table(["round", *names, "personal layers"], rows)), used  # fmt: skip
 
@@ -111,7 +109,7 @@ def _residual(run: Run) -> DrawnMetrics:
         data[1]["yaxis"] = "y2"
         layout["yaxis"] |= {"domain": [0.56, 1]}
         layout["xaxis"] |= {"anchor": "y2"}
-        layout["yaxis2"] = y_axis("Lyapunov value") | log_axis(values) | {"domain": [0, 0.44]}
+        layout["yaxis2"] = {"title": {"text": "Lyapunov value"}} | log_axis(values) | {"domain": [0, 0.44]}
     layout["yaxis"] |= log_axis(residual)
     rows = [[n, *(f"{values.get(n, float('nan')):.4g}" for values in series.values())] for n in series["residual"]]
     title = "Residual and Lyapunov value" if "lyapunov" in series else "Residual"
@@ -150,9 +148,9 @@ def _variances(run: Run) -> DrawnMetrics:
     data = [*figure.data, round_trace("between clients, σ₀²", between, 1)]
     rows = [[*row, f"{between.get(int(row[0]), float('nan')):.4g}"] for row in figure.table.rows]
     all_values = [*between.values(), *chain.from_iterable(within.values())]
-    layout = dict(figure.layout) | {"yaxis": y_axis("variance") | log_axis(all_values)}
+    layout = dict(figure.layout) | {"yaxis": figure.layout["yaxis"] | log_axis(all_values)}
     table = Table([*figure.table.columns, "between clients"], rows)
-    return Figure(figure.key, figure.title, summary, data, layout, table), ("variances", "between")
+    return replace(figure, summary=summary, data=data, layout=layout, table=table), ("variances", "between")
 
 
 def _steps(run: Run) -> DrawnMetrics:
@@ -199,7 +197,7 @@ def _gains(run: Run, local: Run | None) -> DrawnMetrics:
     }  # fmt: skip
     layout = {
         "xaxis": {"title": {"text": "predicted gain (GAIN)"}},
-        "yaxis": y_axis(f"gain over local training ({fmt.gap_heading})"),
+        "yaxis": {"title": {"text": f"gain over local training ({fmt.gap_heading})"}},
     }
     rows = [[names[c], f"{predicted[c]:.4g}", fmt.signed(actual.get(c))] for c in clients]
     table = Table(["client", "predicted gain (GAIN)", f"actual gain, {fmt.gap_heading}"], rows)

@@ -59,10 +59,16 @@ def cluster_order(weights: Matrix) -> list[int]:
     return [int(client) for client in leaves_list(tree)]
 
 
+def class_counts(run: Run) -> list[list[int]] | None:
+    """Return each client's training samples per class; None if they are not known for all clients."""
+    rows = [client.get("classes") or [] for client in run.info["clients"]]
+    return rows if min(map(len, rows)) == max(map(len, rows)) > 0 else None
+
+
 def class_overlap(run: Run, clients: Sequence[int] | None = None) -> Matrix | None:
     """Return the overlap of the class distributions of these clients (default: all) with those of all clients."""
-    counts = [client.get("classes") for client in run.info["clients"]]
-    if not all(isinstance(row, list) and sum(row) and len(row) == len(counts[0]) for row in counts):
+    counts = class_counts(run)
+    if counts is None or not all(map(sum, counts)):
         return None
     parts = np.array(counts, dtype=np.float64)
     parts /= parts.sum(1, keepdims=True)

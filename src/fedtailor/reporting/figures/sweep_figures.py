@@ -106,7 +106,6 @@ def _lines(series: Sequence[Series], axis: str) -> dict[str, list[_Point]]:
 
 
 def _line_traces(name: str, points: Sequence[_Point], line: Mapping[str, Any], joined: bool) -> list[dict[str, Any]]:
-    """Return the means with standard deviations and a star at the best, and a small dot per seed."""
     best = [setting is comparison.best and len(comparison.settings) > 1 for _, comparison, setting in points]
     marker = {"size": [15 if star else 8 for star in best], "symbol": ["star" if star else "circle" for star in best]}
     scores = [(x, round_digits(of.fmt.factor * score)) for x, of, one in points for score in one.scores.values()]

@@ -24,7 +24,6 @@ _RUN_TAG = "fedtailor.run"  # contains the run's key
 _ARTIFACTS_TAG = "fedtailor.artifacts"  # set when all files have been sent
 _MAX_METRICS, _MAX_PARAMS = 1000, 100  # MLflow's limits per request
 _MAX_NAME_LENGTH = 250
-_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # URI prefixes
 _RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # MLflow reads this variable for every request
 
 
@@ -34,8 +33,6 @@ class MLflow:
     def __init__(self, uri: str, experiment: str, artifacts: bool) -> None:
         logging.getLogger("mlflow.store.db").setLevel(logging.WARNING)  # hides messages about new database tables
         self._uri, self._name, self._artifacts = uri, experiment, artifacts
-        if uri.startswith(_DATABASES):
-            _check_database_libraries()
         with _mlflow_errors(uri), _few_retries():
             self._client = MlflowClient(tracking_uri=uri)
             found = self._client.get_experiment_by_name(experiment)
@@ -47,22 +44,17 @@ class MLflow:
         """Open the run in MLflow, or create it."""
         with _mlflow_errors(self._uri):
             found = self._client.search_runs([self._experiment], f"tags.`{_RUN_TAG}` = '{info.key}'", max_results=1)
-            run = found[0] if found else self._create(info)
-            session = MLflowSession(self._client, self._uri, run, info, self._artifacts)
-        session.where = f"MLflow's experiment '{self._name}'"
-        return session
-
-    def _create(self, info: RunInfo) -> Any:
-        tags = {_RUN_TAG: info.key, **info.tags}
-        return self._client.create_run(self._experiment, round(1000 * info.started_at), tags, info.name)
+            start, tags = round(1000 * info.started_at), {_RUN_TAG: info.key, **info.tags}
+            run = found[0] if found else self._client.create_run(self._experiment, start, tags, info.name)
+            where = f"MLflow's experiment '{self._name}'"
+            return MLflowSession(self._client, self._uri, where, run, info, self._artifacts)
 
 
 class MLflowSession:
     """Sends one run to MLflow."""
 
-    where = "MLflow"
-
-    def __init__(self, client: MlflowClient, uri: str, run: Any, info: RunInfo, artifacts: bool) -> None:
+    def __init__(self, client: MlflowClient, uri: str, where: str, run: Any, info: RunInfo, artifacts: bool) -> None:
+        self.where = where
         self._client, self._uri, self._run, self._info, self._artifacts = client, uri, run, info, artifacts
         self._id, self._pending = run.info.run_id, list[Metric]()
         histories = {name: client.get_metric_history(self._id, name) for name in run.data.metrics}
@@ -110,11 +102,12 @@ class MLflowSession:
 
 def _run_files(folder: Path) -> list[Path]:
     """Return all files of a run except its lock, temporary files, and links, which point outside the run."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.resolve() == path]
-    complete = [
-        path for path in files if not any(part.endswith(TEMPORARY_SUFFIX) for part in path.relative_to(folder).parts)
+    files = {path: path.relative_to(folder).parts for path in sorted(folder.rglob("*")) if path.is_file()}
+    return [
+        path
+        for path, parts in files.items()
+        if path.resolve() == path and parts != ("lock",) and not any(part.endswith(TEMPORARY_SUFFIX) for part in parts)
     ]
-    return [path for path in complete if path != folder / "lock"]
 
 
 def _valid_name(name: str) -> str:
@@ -125,15 +118,6 @@ def _valid_name(name: str) -> str:
     """
     parts = [part for part in re.sub(r"[^/\w.\- ]", "_", name).split("/") if part]
     return "/".join("_" if set(part) == {"."} else part for part in parts)[:_MAX_NAME_LENGTH]
-
-
-def _check_database_libraries() -> None:
-    """Raise `RunError` if the libraries that MLflow's client needs for a database are missing."""
-    try:
-        import alembic  # noqa: F401
-        import sqlalchemy  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise RunError("MLflow needs more libraries for a database: pip install 'fedtailor[mlflow]'.") from error
 
 
 @contextmanager

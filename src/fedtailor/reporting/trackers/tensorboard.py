@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,22 +26,16 @@ _EVENT_FILE_VERSION = "brain.Event:2"
 _HISTOGRAM_BINS = 30  # the number that TensorBoard shows
 
 
-@dataclass(frozen=True)
-class TensorBoard:
-    """A log directory of TensorBoard, with one subfolder per run."""
-
-    folder: Path
-
-    def open(self, info: RunInfo) -> "TensorBoardSession":
-        """Open the run's subfolder, or create one with an unused name."""
-        with write_errors(f"TensorBoard's folder '{self.folder}' cannot be written"):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            folder = next((path for path in sorted(self.folder.iterdir()) if _run_key(path) == info.key), None)
-            if folder is None:
-                folder = unused_folder(self.folder, info.name)
-                folder.mkdir()
-                write_atomic(folder / _KEY_FILE, (json.dumps({"run": info.key}) + "\n").encode())
-        return TensorBoardSession(folder, info)
+def open_session(directory: Path, info: RunInfo) -> "TensorBoardSession":
+    """Open the run's subfolder of a log directory, or create one with an unused name."""
+    with write_errors(f"TensorBoard's folder '{directory}' cannot be written"):
+        directory.mkdir(parents=True, exist_ok=True)
+        folder = next((path for path in sorted(directory.iterdir()) if _run_key(path) == info.key), None)
+        if folder is None:
+            folder = unused_folder(directory, info.name)
+            folder.mkdir()
+            write_atomic(folder / _KEY_FILE, (json.dumps({"run": info.key}) + "\n").encode())
+    return TensorBoardSession(folder, info)
 
 
 class TensorBoardSession:
@@ -126,10 +119,9 @@ def _summary(point: Point) -> Any:
 def _run_key(folder: Path) -> Any:
     """Return the key of the run in a folder, or None if FedTailor did not write the folder."""
     try:
-        content = json.loads((folder / _KEY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return json.loads((folder / _KEY_FILE).read_text(encoding="utf-8"))["run"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return content.get("run") if isinstance(content, dict) else None
 
 
 def _event_files(folder: Path) -> list[Path]:

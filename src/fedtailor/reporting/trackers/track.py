@@ -1,9 +1,9 @@
 """Send runs from their folders to TensorBoard or MLflow, while they are running or after they have finished."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
@@ -11,13 +11,14 @@ from fedtailor.analysis.comparability import is_local_baseline
 from fedtailor.errors import RunError
 from fedtailor.reporting.trackers.points import Point, RunInfo, describe_run, round_points, summary_points
 from fedtailor.runs.reader import find_run_folders, is_finished, is_run_folder, read_info, read_settings
-from fedtailor.runs.records import Record, restore_record
+from fedtailor.runs.records import restore_record
 from fedtailor.runs.run import Run, resume_hint
 from fedtailor.runs.tail import MAX_LINE_BYTES, RecordTail, read_partial_run, record_errors
 
 DEFAULT_EXPERIMENT = "fedtailor"  # in MLflow
 _MAX_RECORDS = 20  # read at a time, which limits the memory
 _POLL_SECONDS = 2.0
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # prefixes of MLflow's URIs
 
 
 class Session(Protocol):
@@ -35,10 +36,7 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
-class Tracker(Protocol):
-    """A destination for runs."""
-
-    def open(self, info: RunInfo) -> Session: ...
+Tracker = Callable[[RunInfo], Session]  # opens a run at its destination
 
 
 def track(
@@ -93,25 +91,24 @@ def _make_trackers(
         raise RunError("--experiment and --artifacts need --mlflow URI.")
     trackers: list[Tracker] = []
     if tensorboard is not None:
-        with _requires("TensorBoard", "tensorboard"):
-            from fedtailor.reporting.trackers.tensorboard import TensorBoard
-        trackers.append(TensorBoard(Path(tensorboard)))
+        _require("TensorBoard", "tensorboard")
+        from fedtailor.reporting.trackers.tensorboard import open_session
+
+        trackers.append(partial(open_session, Path(tensorboard)))
     if mlflow is not None:
-        with _requires("MLflow", "mlflow"):
-            from fedtailor.reporting.trackers.mlflow import MLflow
-        trackers.append(MLflow(mlflow, experiment or DEFAULT_EXPERIMENT, artifacts))
+        _require("MLflow", "mlflow")
+        if mlflow.startswith(_DATABASES):
+            _require("MLflow's support for databases", "mlflow", "sqlalchemy", "alembic")
+        from fedtailor.reporting.trackers.mlflow import MLflow
+
+        trackers.append(MLflow(mlflow, experiment or DEFAULT_EXPERIMENT, artifacts).open)
     return trackers
 
 
-@contextmanager
-def _requires(title: str, extra: str) -> Iterator[None]:
-    """Raise `RunError` with the installation command if a library is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != extra:
-            raise
-        raise RunError(f"{title} is not installed: pip install 'fedtailor[{extra}]'.") from error
+def _require(what: str, extra: str, *libraries: str) -> None:
+    """Raise `RunError` with the installation command if a library is missing; by default, it is named as the extra."""
+    if not all(map(find_spec, libraries or [extra])):
+        raise RunError(f"{what} is not installed: pip install 'fedtailor[{extra}]'.")
 
 
 class _TrackedRun:
@@ -168,7 +165,7 @@ class _TrackedRun:
                 return False
             self._info = describe_run(self._folder, read_settings(self._folder), read_info(self._folder), first)
             for tracker in self._trackers:
-                self._sessions.append(tracker.open(self._info))
+                self._sessions.append(tracker(self._info))
         return True
 
     def _send_rounds(self, info: RunInfo) -> list[bool]:
@@ -182,7 +179,8 @@ class _TrackedRun:
             if restarted:  # a resumed run rewrote its last rounds
                 self._seconds = 0.0
             for record in (restore_record(record) for _, record in records):
-                self._round, self._seconds = record["round"], self._seconds + _duration(record)
+                self._round = record["round"]
+                self._seconds += record["seconds"] + record.get("seconds_evaluating", 0.0)
                 points = round_points(record, info.started_at + self._seconds)
                 has_new = [session.add(points) or new for session, new in zip(self._sessions, has_new, strict=True)]
         return has_new
@@ -192,10 +190,6 @@ class _TrackedRun:
         if topic not in self._reported:
             self._reported.add(topic)
             self._echo(f"{self._folder.resolve().name}: {message}.")
-
-
-def _duration(record: Record) -> float:
-    return float(record["seconds"] + record.get("seconds_evaluating", 0.0))
 
 
 def _find_local_training(run: Run, others: Sequence[Path]) -> Run | None:
