@@ -7,9 +7,8 @@ from torch import Tensor, nn
 import fedtailor as ft
 from conftest import same, tiny_federation
 from fedtailor.core.trees import Tree
-from fedtailor.methods._shared.class_statistics import class_counts
+from fedtailor.methods._shared.class_statistics import class_counts, prototypes
 from fedtailor.methods._shared.mmd import squared_mmd
-from fedtailor.methods._shared.prototypes import prototypes
 from support.contexts import params_of, run_both
 
 
