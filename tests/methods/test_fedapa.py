@@ -39,8 +39,8 @@ PROBLEM = make_problem()
 
 
 def near(found: Any, expected: literal.Matrix, tolerance: float = 1e-10) -> bool:
-    pair = (torch.as_tensor(matrix, dtype=torch.float64) for matrix in (found, expected))
-    return torch.allclose(*pair, rtol=0, atol=tolerance)
+    left, right = (torch.as_tensor(matrix, dtype=torch.float64) for matrix in (found, expected))
+    return torch.allclose(left, right, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

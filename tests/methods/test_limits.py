@@ -173,7 +173,7 @@ def networks(run: ft.Run, problem: Problem, moment: str) -> list[Weights]:
 def test_method_in_limiting_case_equals_other_method(limit: Limit) -> None:
     found, expected = (run(method, limit.problem, limit.schedule) for method in (limit.method, limit.other))
     for moment in limit.moments:
-        pairs = (networks(each, limit.problem, moment) for each in (found, expected))
-        assert all_same(*pairs, limit.tolerance)
+        actual, other = (networks(each, limit.problem, moment) for each in (found, expected))
+        assert all_same(actual, other, limit.tolerance)
     start = limit.problem.start
     assert not same({name: found.personal(0)[name] for name in start}, start, 1e-4)  # models change

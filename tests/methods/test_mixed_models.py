@@ -247,6 +247,13 @@ def test_fedala_equals_literal_version(case: str) -> None:
         assert not all_same(models(found), models(run(FedALA())), 1e-6)
 
 
+def test_fedala_stops_when_loss_has_converged() -> None:
+    """With full batches, the loss converges after ten epochs, and a larger maximum has no effect."""
+    whole, schedule = make_problem(batch_size=9), [ALL_CLIENTS] * 2
+    nine, ten, twenty = (models(run(FedALA(first_epochs=most), schedule, whole)) for most in (9, 10, 20))
+    assert all_same(ten, twenty) and not all_same(nine, ten, 1e-8)
+
+
 def initial_state(own: Weights) -> Tree:
     """Return the state of a client that has not learned its weights."""
     ones = {n: torch.ones_like(own[n]) for n in HEAD}

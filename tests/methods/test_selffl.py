@@ -209,15 +209,17 @@ def test_selffl_one_round_reaches_optimum(between: float, max_size: int, seed: i
 # edge cases
 
 Edge = tuple[Problem, Sequence[Sequence[int]], dict[str, Any]]
-SMALL = {"augmented": True, "minimum_steps": 5}
+SMALL: dict[str, Any] = {"augmented": True, "minimum_steps": 5}
+SOME_FIELDS: list[dict[str, Any]] = [{}, SMALL, {"clusters": (0, 1, 1)}]
+ALONE: list[dict[str, Any]] = [{}, {"warmup": 0}, SMALL, {"clusters": CLUSTERS}]
 EDGES: dict[str, Edge] = {
     "single client": (make_problem((7,)), [[0]] * 6, {}),
     **{f"one participant, {at}": (PROBLEM, [[0], [1], [2], [3], [4]] * 4, fields)
-       for at, fields in enumerate([{}, {"warmup": 0}, SMALL, {"clusters": CLUSTERS}])},
+       for at, fields in enumerate(ALONE)},
     **{f"client without participation, {case}": (PROBLEM, [[0, 1, 2], [1, 3], [0, 2, 3], [0, 1]] * 3, CASES[case])
        for case in ("defaults", "clusters", "clusters_no_weights", "augmented")},
     **{f"identical clients, {at}": (make_identical_clients(3, 5), [[0, 1, 2]] * 6, fields)
-       for at, fields in enumerate([{}, SMALL, {"clusters": (0, 1, 1)}])},
+       for at, fields in enumerate(SOME_FIELDS)},
 }  # fmt: skip
 
 

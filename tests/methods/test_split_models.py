@@ -45,7 +45,7 @@ LITERAL: dict[str, tuple[ft.Method, Sequence[str], list[dict[str, Any]]]] = {
     "fedalt, input": (FedAlt(**MOMENTUM, split="input"), FC2 + HEAD, [{"names": FC1}, {"names": FC2 + HEAD}]),
     "fedsim": (FedSim(lr=0.2), BODY, [{}]),
     "fedsim, uniform": (FedSim(epochs=3, **MOMENTUM, weights="uniform"), BODY, [{}]),
-    "fedsim, layers": (FedSim(**MOMENTUM, split=["fc2"]), FC1 + HEAD, [{}]),
+    "fedsim, layers": (FedSim(**MOMENTUM, split=("fc2",)), FC1 + HEAD, [{}]),
 }  # fmt: skip
 
 

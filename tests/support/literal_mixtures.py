@@ -64,7 +64,7 @@ def fedamp(problem: Problem, schedule: Schedule, s: Any) -> tuple[list[Weights],
 
             def loss(w: Weights, batch: Tensor, u: Weights = u) -> Tensor:
                 distance = torch.stack([(w[n] - u[n]).square().sum() for n in w]).sum()
-                return problem.loss(w, batch) + s.lam / s.alpha / 2 * distance
+                return problem.loss(w, batch) + float(s.lam / s.alpha / 2) * distance
 
             models[i] = problem.sgd(u, t, i, lr=s.lr, epochs=s.epochs, loss=loss)
         rows = attention(models, s)
