@@ -109,9 +109,9 @@ HYPER: dict[str, Any] = {"lr": 0.05, "steps": 4, "hidden": 6, "hyper_lr": 0.3}
 
 
 @pytest.mark.parametrize(
-    "changed", [{}, {"turns": True}, {"clip": 0.3}, {"local_head": True}, {"printed_sign": True},
-                {"local_head": True, "clip": 0.2, "turns": True}, {"hyper_momentum": 0.0, "hyper_weight_decay": 0.1},
-                {"momentum": 0.0, "weight_decay": 0.1}], ids=str,
+    "changed", [{}, {"turns": True}, {"clip": 0.3}, {"clip": 0.05, "lr": 2.0}, {"local_head": True},
+                {"printed_sign": True}, {"local_head": True, "clip": 0.2, "turns": True},
+                {"hyper_momentum": 0.0, "hyper_weight_decay": 0.1}, {"momentum": 0.0, "weight_decay": 0.1}], ids=str,
 )  # fmt: skip
 def test_pfedhn_equals_literal_version(changed: dict[str, Any]) -> None:
     method = PFedHN(**HYPER | changed)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -15,15 +14,7 @@ import fedtailor as ft
 from fedtailor.core.trees import Rows, Tree, unflatten
 from fedtailor.methods import FedGH, FedPAC, FedProto
 from fedtailor.methods._shared.quadratic_program import solve_simplex_qp
-from support.problem import (
-    HEAD,
-    Weights,
-    features,
-    head_outputs,
-    make_problem,
-    select_names,
-    with_grad,
-)
+from support.problem import HEAD, Weights, average, features, head_outputs, make_problem, select_names, with_grad
 
 SCHEDULE = [[0, 1, 2, 3], [4, 0, 2], [1, 2, 3, 4]]  # client 4 takes part late; no client takes part in all rounds
 SGD: dict[str, Any] = {"momentum": 0.5, "weight_decay": 0.01, "epochs": 2}
@@ -58,19 +49,12 @@ def alignment(weights: Weights, batch: Tensor, centers: Means) -> Tensor:
     return total / (len(batch) * WIDTH)
 
 
-def average(parts: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    total = torch.zeros_like(parts[0])
-    for part, weight in zip(parts, weights, strict=True):
-        total = total + weight / sum(weights) * part
-    return total
-
-
 def update_centers(centers: Means, means: Sequence[Means], counts: Sequence[dict[int, float]]) -> None:
     """Set the center of each available class to the mean over the clients that have it, weighted by counts."""
     for k in range(CLASSES):
         owners = [i for i, own in enumerate(means) if k in own]
         if owners:
-            centers[k] = average([means[i][k] for i in owners], [counts[i][k] for i in owners])
+            centers[k] = average([{"c": means[i][k]} for i in owners], [counts[i][k] for i in owners])["c"]
 
 
 def equal(found: Tree, expected: Weights, tolerance: float = 1e-10) -> bool:
@@ -80,17 +64,6 @@ def equal(found: Tree, expected: Weights, tolerance: float = 1e-10) -> bool:
 def equal_rows(found: Rows, expected: Means) -> bool:
     assert found.present.tolist() == [k in expected for k in range(CLASSES)]
     return all(float((found.values[k] - mean).abs().max()) < 1e-10 for k, mean in expected.items())
-
-
-def models(run: ft.Run, moment: str = "trained") -> list[Weights]:
-    """Return the networks of the personal models, without prototypes."""
-    return [select_names(run.personal(client, moment), PROBLEM.start) for client in range(run.num_clients)]
-
-
-@cache
-def run_cached(method: ft.Method, rounds: int = len(SCHEDULE)) -> ft.Run:
-    """Return a cached run of the library."""
-    return PROBLEM.run(method, SCHEDULE[:rounds])
 
 
 def personal_logits(method: ft.Method, run: ft.Run, client: int, x: Tensor, moment: str = "received") -> Tensor:
@@ -131,7 +104,7 @@ def literal_fedproto(lam: float, uniform: bool, lr: float, **sgd: Any) -> Litera
 
 @pytest.mark.parametrize("weights", ["size", "uniform"])
 def test_fedproto_equals_literal_version(weights: Any) -> None:
-    run = run_cached(FedProto(lr=0.1, lam=0.7, weights=weights, **SGD))
+    run = PROBLEM.run(FedProto(lr=0.1, lam=0.7, weights=weights, **SGD), SCHEDULE)
     reference = literal_fedproto(0.7, weights == "uniform", lr=0.1, **SGD)
     assert equal_rows(run.server["prototypes"], reference.centers)
     for i in range(5):
@@ -144,7 +117,7 @@ def test_fedproto_equals_literal_version(weights: Any) -> None:
 @pytest.mark.parametrize(("moment", "which"), [("received", "centers"), ("trained", "before")])
 def test_fedproto_predicts_nearest_prototype_of_client_classes(moment: str, which: str) -> None:
     method, x = FedProto(lr=0.1), torch.randn(40, 4, dtype=torch.float64) * 2
-    run, reference = run_cached(method), literal_fedproto(1.0, False, lr=0.1, epochs=2)
+    run, reference = PROBLEM.run(method, SCHEDULE), literal_fedproto(1.0, False, lr=0.1, epochs=2)
     centers: Means = getattr(reference, which)
     lacking = 0
     for i in SCHEDULE[-1]:
@@ -192,7 +165,7 @@ def train_head(head: Weights, means: Sequence[Means], lr: float, epochs: int, ba
 @pytest.mark.parametrize(("epochs", "batch"), [(1, 1), (2, 4)])
 def test_fedgh_equals_literal_version(epochs: int, batch: int) -> None:
     server: dict[str, Any] = {"server_lr": 0.2, "server_epochs": epochs, "server_batch": batch}
-    run = run_cached(FedGH(lr=0.1, **server, **SGD))
+    run = PROBLEM.run(FedGH(lr=0.1, **server, **SGD), SCHEDULE)
     own = [PROBLEM.start for _ in range(5)]
     head = {n: PROBLEM.start[n] for n in HEAD}
     for t, clients in enumerate(SCHEDULE, start=1):
@@ -344,20 +317,20 @@ def literal_fedpac(
             counts.append({k: float(n) for k, n in count.items()})
             now.trained[i] = weights
         sizes = [PROBLEM.sizes[i] for i in clients]
-        now.body = {n: average([now.trained[i][n] for i in clients], sizes) for n in body}
+        now.body = average([select_names(now.trained[i], body) for i in clients], sizes)
         update_centers(now.centers, means, counts)
         for i, P in zip(clients, matrices(torch.stack(H), torch.stack(V)), strict=True):
             alpha = solve_by_enumeration(P)
             alpha = torch.where(alpha < 1e-3, 0, alpha)
             now.mixtures.append(alpha / alpha.sum())
-            now.heads[i] = {n: average([now.trained[j][n] for j in clients], alpha.tolist()) for n in HEAD}
+            now.heads[i] = average([select_names(now.trained[j], HEAD) for j in clients], alpha.tolist())
     return now
 
 
 @pytest.mark.parametrize("sgd", [PLAIN, {"momentum": 0.5, "weight_decay": 0.01}], ids=["plain", "momentum"])
 def test_fedpac_equals_literal_version(sgd: dict[str, float]) -> None:
     fields: dict[str, Any] = {"lr": 0.1, "head_lr": 0.3, "head_epochs": 1, "epochs": 2, "lam": 0.7, **sgd}
-    run, reference = run_cached(FedPAC(**fields)), literal_fedpac(SCHEDULE, **fields)
+    run, reference = PROBLEM.run(FedPAC(**fields), SCHEDULE), literal_fedpac(SCHEDULE, **fields)
     assert sum(int((alpha > 0).sum() > 1) for alpha in reference.mixtures) > 3  # heads are combined
     assert equal(run.server["params"], reference.body)
     assert equal_rows(run.server["prototypes"], reference.centers)

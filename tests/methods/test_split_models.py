@@ -258,7 +258,7 @@ def test_rounding_does_not_separate_clients_with_equal_overlaps(monkeypatch: pyt
     """The rounded mean of twelve values of 0.1 is above 0.1."""
     all_clients = torch.ones(4, dtype=torch.bool)
     monkeypatch.setattr("fedtailor.methods.fedcac.overlaps", lambda masks: torch.full((4, 4), 0.1, dtype=torch.float64))
-    assert FedCAC(beta=1)._collaborators({"w": all_clients[:, None]}, all_clients, round=9).all()
+    assert FedCAC()._collaborators({"w": all_clients[:, None]}, all_clients, round=1).all()
 
 
 def test_client_without_critical_entries_does_not_affect_collaborators() -> None:
