@@ -246,6 +246,10 @@ def test_pfedla_equals_literal_version(changed: dict[str, Any]) -> None:
         assert len({tuple(kept[0]) for kept in retained if 0 in kept}) > 1  # retained layers are sent again later
 
 
+def test_pfedla_without_positive_outputs_uses_own_model_only() -> None:
+    assert PFedLA()._to_shares(torch.tensor([-1.0, 0.0, -2.0]), own=torch.tensor(1)).tolist() == [0.0, 1.0, 0.0]
+
+
 def test_pfedla_mixes_running_statistics_with_their_layer() -> None:
     net, method = make_normalized_net(), PFedLA(**MIXED)
     run = ft.simulate(method, net, PROBLEM.fed, schedule=SCHEDULE, batch_size=3, dtype=torch.float64)
