@@ -214,6 +214,7 @@ SOME_FIELDS: list[dict[str, Any]] = [{}, SMALL, {"clusters": (0, 1, 1)}]
 ALONE: list[dict[str, Any]] = [{}, {"warmup": 0}, SMALL, {"clusters": CLUSTERS}]
 EDGES: dict[str, Edge] = {
     "single client": (make_problem((7,)), [[0]] * 6, {}),
+    "single client, small steps": (make_problem((7,)), [[0]] * 6, {"lr": 1e-4}),  # η/N_m is above σ_m²
     **{f"one participant, {at}": (PROBLEM, [[0], [1], [2], [3], [4]] * 4, fields)
        for at, fields in enumerate(ALONE)},
     **{f"client without participation, {case}": (PROBLEM, [[0, 1, 2], [1, 3], [0, 2, 3], [0, 1]] * 3, CASES[case])
