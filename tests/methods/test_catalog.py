@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("name", METHODS)
 def test_catalog_entry_of_each_method_is_complete(name: str) -> None:
     entry = catalog()[name]
+    assert entry.newcomer_start and "|" not in entry.newcomer_start
     if name == "local":  # the baseline has no paper
         assert entry.paper.startswith("Local training")
         return

@@ -1,9 +1,9 @@
-"""Methods with one global model: FedAvg, FedAvg-FT, FedProx, SCAFFOLD, FedExP, and FedADMM.
+"""Methods with one global model: FedAvg, FedProx, SCAFFOLD, FedExP, and FedADMM.
 
-FedAvg, FedProx, SCAFFOLD, FedExP, and pFedMe have one literal version, alone (here) and inside of LAG (test_lag.py).
+FedAvg-FT is in test_split_models.py. FedAvg, FedProx, SCAFFOLD, FedExP, and pFedMe have one literal version, alone
+(here) and inside of LAG (test_lag.py).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,47 +12,23 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from conftest import all_same, models, same, tiny_federation
-from fedtailor.methods import FedADMM, FedAvg, FedAvgFT, FedExP, FedProx, Local, PFedMe, Scaffold
-from support.literal_lag import (
-    Inner,
-    LiteralFedAvg,
-    LiteralFedExP,
-    LiteralLAG,
-    LiteralPFedMe,
-    LiteralScaffold,
-    library_states,
-)
-from support.problem import FULL, PARTIAL, Problem, Weights, average, make_problem
+from fedtailor.methods import FedADMM, FedAvg, Scaffold
+from support.literal_lag import INNER, SGD, LiteralFedExP, LiteralLAG
+from support.problem import FULL, PARTIAL, Weights, make_problem
 
 PROBLEM = make_problem()
 ROUNDS = [[0, 1, 2, 3, 4], [1, 3, 4], [0, 1]]
-SGD: dict[str, Any] = {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.01}
-ME: dict[str, Any] = {"lr": 0.1, "personal_lr": 0.05, "lam": 2.0, "inner_steps": 3, "steps": 7, "beta": 0.5}
-LITERAL: dict[str, tuple[ft.Method, Callable[[Problem], Inner]]] = {
-    "fedavg": (FedAvg(**SGD), lambda p: LiteralFedAvg(p, **SGD)),
-    "fedavg, uniform": (FedAvg(**SGD, weights="uniform"), lambda p: LiteralFedAvg(p, **SGD, by_size=False)),
-    "fedprox": (FedProx(**SGD, mu=0.5), lambda p: LiteralFedAvg(p, **SGD, mu=0.5)),
-    "scaffold": (Scaffold(lr=0.1, server_lr=0.7), lambda p: LiteralScaffold(p, 0.1, server_lr=0.7)),
-    "fedexp": (FedExP(**SGD), lambda p: LiteralFedExP(p, **SGD)),
-    "fedexp, size": (FedExP(**SGD, weights="size"), lambda p: LiteralFedExP(p, **SGD, by_size=True)),
-    "fedexp, last": (
-        FedExP(**SGD, epsilon=0.01, average_last=False),
-        lambda p: LiteralFedExP(p, **SGD, epsilon=0.01, average_last=False),
-    ),
-    "pfedme": (PFedMe(**ME), lambda p: LiteralPFedMe(p, **ME)),
-}
 
 
 @pytest.mark.parametrize("schedule", [FULL[:3], PARTIAL], ids=["full", "partial"])
-@pytest.mark.parametrize("name", LITERAL)
+@pytest.mark.parametrize("name", INNER)
 def test_method_equals_literal_algorithm(name: str, schedule: list[list[int]]) -> None:
-    method, make_literal = LITERAL[name]
+    method, make_literal = INNER[name]
     run, inner = PROBLEM.run(method, schedule), make_literal(PROBLEM)
     literal = LiteralLAG(inner, k=0).train(schedule)
-    server, clients = library_states(inner)
-    assert same(run.server, server, 1e-10)
-    assert all_same([run.client(i) for i in range(5)], clients, 1e-10)
+    assert same(run.server, inner.server_state(), 1e-10)
     for i in range(5):
+        assert same(run.client(i), inner.client_state(i), 1e-10)
         assert same(run.personal(i, "trained"), literal.trained(i), 1e-10)
         assert same(run.personal(i, "received"), literal.received(i), 1e-10)
     assert not isinstance(inner, LiteralFedExP) or max(inner.steps) > 1  # the server extrapolates
@@ -85,61 +61,8 @@ def test_fedavg_equals_torch_optim_sgd(net: nn.Module) -> None:
     assert same(run.server["params"], total, 1e-12)
 
 
-def test_fedavg_with_one_client_equals_local_training(net: nn.Module) -> None:
-    avg, local = (simulate(m, net, tiny_federation((8,)), batch_size=3) for m in (FedAvg(), Local()))
-    assert all_same(models(avg, "received"), models(local, "received"))
-
-
-def test_fedprox_without_proximal_term_equals_fedavg() -> None:
-    assert same(PROBLEM.run(FedProx(mu=0.0, **SGD), ROUNDS).server, PROBLEM.run(FedAvg(**SGD), ROUNDS).server)
-
-
-def test_scaffold_with_one_step_and_full_participation_equals_fedavg(net: nn.Module) -> None:
-    fed = tiny_federation((6, 6, 6))
-    scaffold, avg = (simulate(method(epochs=1), net, fed, batch_size=6) for method in (Scaffold, FedAvg))
-    assert same(scaffold.server["params"], avg.server["params"], 1e-12)
-
-
-def test_scaffold_server_control_is_mean_of_client_controls() -> None:
-    """c is the mean of all c_i under any participation and is not zero."""
-    run = PROBLEM.run(Scaffold(), ROUNDS)
-    assert same(average([run.client(i)["control"] for i in range(5)], [1] * 5), run.server["control"], 1e-12)
-    assert all(float(c.abs().max()) > 0 for c in run.server["control"].values())
-
-
 def test_scaffold_optimizer_options_exclude_momentum_and_weight_decay() -> None:
     assert not {"momentum", "weight_decay"} & set(Scaffold().optimizer_options)
-
-
-def test_fedexp_with_large_epsilon_equals_fedavg() -> None:
-    exp, avg = (PROBLEM.run(m, ROUNDS) for m in (FedExP(lr=0.2, epsilon=1e9), FedAvg(lr=0.2, weights="uniform")))
-    assert same(exp.server["params"], avg.server["params"], 1e-12)
-
-
-# FedAvg-FT
-
-
-def test_fedavgft_equals_literal_algorithm() -> None:
-    """After two rounds of FedAvg, a copy of the global model is fine-tuned with the batches of a third round."""
-    run = PROBLEM.run(FedAvgFT(epochs=2, tuning_epochs=3), ROUNDS[:2])
-    theta, last = PROBLEM.start, dict[int, Weights]()
-    for t, clients in enumerate(ROUNDS[:2], start=1):
-        last |= {i: PROBLEM.sgd(theta, t, i, epochs=2) for i in clients}
-        theta = average([last[i] for i in clients], [PROBLEM.sizes[i] for i in clients])
-    assert same(run.server["params"], theta, 1e-10)
-    assert all_same(models(run, "received"), [PROBLEM.sgd(theta, 3, i, epochs=3) for i in range(5)], 1e-10)
-    assert all_same(models(run, "trained"), [last[i] for i in range(5)], 1e-10)
-
-
-def test_fedavgft_without_tuning_equals_fedavg() -> None:
-    tuned, avg = PROBLEM.run(FedAvgFT(tuning_epochs=0), ROUNDS), PROBLEM.run(FedAvg(), ROUNDS)
-    assert same(tuned.server, avg.server)
-    assert all_same(models(tuned, "received"), models(avg, "received"))
-
-
-def test_fedavgft_fine_tuning_does_not_change_server() -> None:
-    """Clients are evaluated, and so fine-tuned, in each round."""
-    assert same(PROBLEM.run(FedAvgFT(), ROUNDS).server, PROBLEM.run(FedAvg(), ROUNDS).server)
 
 
 # FedADMM
@@ -172,24 +95,6 @@ def test_fedadmm_equals_literal_algorithm(variant: Any, step: float | None, star
     assert all_same(models(run, "received"), [theta] * 5, 1e-10)
     assert all_same(models(run, "trained"), own, 1e-10)
     assert all_same([run.client(i)["dual"] for i in range(5)], y, 1e-10)
-
-
-def test_fedadmm_global_model_is_mean_over_all_clients() -> None:
-    """With η = m/N, θ is the mean of w_i + y_i/ρ over all N clients under any participation."""
-    run = PROBLEM.run(FedADMM(lr=0.1, rho=0.3), [*ROUNDS, [0], [2, 4], [1, 2, 3]])
-    states = [run.client(i) for i in range(5)]
-    mean = {n: sum(s["own"][n] + s["dual"][n] / 0.3 for s in states) / 5 for n in run.server["params"]}
-    assert same(run.server["params"], mean, 1e-10)
-
-
-@pytest.mark.parametrize("variant", ["paper", "code"])
-def test_fedadmm_first_round_with_half_step_equals_fedprox(variant: Any) -> None:
-    """In round 1, dual variables are zero, and Δ_i is twice the change of the model."""
-    problem = make_problem((6, 6, 6))
-    prox = problem.run(FedProx(mu=0.4), [[0, 1, 2]])
-    admm = problem.run(FedADMM(lr=0.1, rho=0.4, server_lr=0.5, variant=variant), [[0, 1, 2]])
-    assert same(admm.server, prox.server, 1e-12)
-    assert all_same(models(admm, "trained"), models(prox, "trained"), 1e-12)
 
 
 def test_fedadmm_with_few_participants_does_not_diverge() -> None:

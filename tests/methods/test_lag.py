@@ -1,7 +1,7 @@
 """LAG and FedLAG: literal versions, limiting cases, and the choice of layers."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,16 +14,8 @@ from torch import nn
 import fedtailor as ft
 from conftest import error_message, same, tiny_federation
 from fedtailor.core.trees import Tree
-from fedtailor.methods import LAG, FedAvg, FedExP, FedLAG, FedPer, FedProx, PFedMe, Scaffold
-from support.literal_lag import (
-    Inner,
-    LiteralFedAvg,
-    LiteralFedExP,
-    LiteralLAG,
-    LiteralPFedMe,
-    LiteralScaffold,
-    library_states,
-)
+from fedtailor.methods import LAG, FedAvg, FedExP, FedLAG, PFedMe, Scaffold
+from support.literal_lag import INNER, LiteralFedAvg, LiteralLAG
 from support.problem import FULL, PARTIAL, Problem, Weights, assert_finite, make_identical_clients, make_problem
 
 PROBLEM = make_problem()
@@ -31,49 +23,24 @@ EXACT = 1e-10
 LAYERS = ("fc1", "fc2", "head")
 LAYER_SIZES = (25, 24, 15)  # number of parameters of each layer
 BOTH_SCHEDULES = pytest.mark.parametrize("schedule", [FULL, PARTIAL], ids=["full", "partial"])
-
-Literal = Callable[[Problem], Inner]
-INNER: dict[str, tuple[ft.Method, Literal]] = {
-    "FedAvg": (FedAvg(lr=0.1, momentum=0.5), lambda p: LiteralFedAvg(p, 0.1, momentum=0.5)),
-    "FedProx": (
-        FedProx(lr=0.2, mu=0.5, weight_decay=0.01),
-        lambda p: LiteralFedAvg(p, 0.2, mu=0.5, weight_decay=0.01),
-    ),
-    "Scaffold": (Scaffold(lr=0.1, server_lr=0.7), lambda p: LiteralScaffold(p, 0.1, server_lr=0.7)),
-    "FedExP": (FedExP(lr=0.1), lambda p: LiteralFedExP(p, 0.1)),
-    "PFedMe": (
-        PFedMe(lr=0.03, inner_steps=3, steps=5, beta=0.5),
-        lambda p: LiteralPFedMe(p, lr=0.03, inner_steps=3, steps=5, beta=0.5),
-    ),
-}
 EACH_INNER = pytest.mark.parametrize("name", INNER)
 
 
 # comparison with the literal versions
 
 
-def assert_models(run: ft.Run, literal: LiteralLAG) -> None:
-    for client in range(run.num_clients):
-        assert same(run.personal(client, "trained"), literal.trained(client), EXACT)
-        assert same(run.personal(client, "received"), literal.received(client), EXACT)
-
-
 def assert_equals_literal(run: ft.Run, literal: LiteralLAG) -> None:
     """Compare all states, personal models, and method metrics."""
-    server, clients = library_states(literal.inner)
     models = {name: torch.stack([own[name] for own in literal.models]) for name in literal.inner.w}
     personal = torch.tensor([at in literal.L_p for at in range(len(LAYERS))])
-    expected = {"inner": server, "models": models, "personal": personal, "conflicts": torch.tensor(literal.GC)}
-    assert same(run.server, expected, EXACT)
+    own = {"models": models, "personal": personal, "conflicts": torch.tensor(literal.GC)}
+    assert same(run.server, {"inner": literal.inner.server_state(), **own}, EXACT)
     assert run.server["personal"].dtype == torch.bool
     for client in range(run.num_clients):
-        state = {"inner": clients[client], "params": literal.models[client]}
+        state = {"inner": literal.inner.client_state(client), "params": literal.models[client]}
         assert same(run.client(client), state, EXACT)
-    assert_models(run, literal)
-    assert_method_metrics(run, literal)
-
-
-def assert_method_metrics(run: ft.Run, literal: LiteralLAG) -> None:
+        assert same(run.personal(client, "trained"), literal.trained(client), EXACT)
+        assert same(run.personal(client, "received"), literal.received(client), EXACT)
     for record, scores, chosen, gains in zip(run.records, literal.scores, literal.history, literal.gains, strict=True):
         if len(record["clients"]) > 1:  # one client has no pairs
             assert record["method_metrics"]["conflicts"] == scores
@@ -122,9 +89,10 @@ def test_fedlag_equals_literal_version(
     ],
 )
 def test_fedlag_with_fixed_layers_equals_literal_version(which: Any, k: int, expected: list[int]) -> None:
-    """Most layers have no conflict at this threshold, which has no effect on fixed layers."""
-    literal = LiteralLAG(LiteralFedAvg(PROBLEM, 0.1, by_size=False), k, -0.9, 2, which).train(PARTIAL[:4])
-    run = PROBLEM.run(FedLAG(lr=0.1, personal_layers=k, threshold=-0.9, warmup=2, layers=which), PARTIAL[:4])
+    """Fixed layers need neither conflicts, which are rare at this threshold, nor pairs of clients in round 2."""
+    schedule = [[0, 1, 2], [3], [0, 3, 4], [1]]
+    literal = LiteralLAG(LiteralFedAvg(PROBLEM, 0.1, by_size=False), k, -0.9, 2, which).train(schedule)
+    run = PROBLEM.run(FedLAG(lr=0.1, personal_layers=k, threshold=-0.9, warmup=2, layers=which), schedule)
     assert_equals_literal(run, literal)
     assert [record["method_metrics"]["personal"] for record in run.records] == [[0, 0, 0]] + [expected] * 3
 
@@ -167,21 +135,13 @@ LIMITS: dict[str, tuple[dict[str, Any], Problem, Sequence[Sequence[int]]]] = {
 
 
 @pytest.mark.parametrize(
-    ("limit", "name"), [("no personal layers", name) for name in INNER] + [(limit, "Scaffold") for limit in LIMITS][1:]
+    ("limit", "name"), [("no personal layers", name) for name in INNER] + [(limit, "scaffold") for limit in LIMITS][1:]
 )
 def test_lag_in_limiting_case_equals_inner_method(limit: str, name: str) -> None:
     (fields, problem, schedule), method = LIMITS[limit], INNER[name][0]
     lag = problem.run(LAG(method, **fields), schedule)
     assert_equal_runs(lag, problem.run(method, schedule))
     assert not lag.server["personal"].any()
-
-
-def test_lag_fixed_layers_need_no_pairs() -> None:
-    """In rounds of one client, the last layer is personal, too."""
-    run = PROBLEM.run(FedLAG(lr=0.2, layers="last", personal_layers=1), [[0], [1], [2], [0]])
-    assert run.server["personal"].tolist() == [False, False, True]
-    heads = [run.personal(client, "received")["head.weight"] for client in range(3)]
-    assert not torch.equal(heads[0], heads[1]) and not torch.equal(heads[1], heads[2])
 
 
 def test_lag_around_method_without_params_upload_raises() -> None:
@@ -196,14 +156,6 @@ def test_lag_around_method_without_params_upload_raises() -> None:
 
     message = error_message(lambda: PROBLEM.run(LAG(DeltaUpload()), [[0, 1]]))
     assert "whole model, 'params'" in message and "DeltaUpload" in message
-
-
-def test_fedlag_with_personal_last_layer_equals_fedper() -> None:
-    """The layer is chosen after round 1, so no client starts from an averaged head."""
-    problem = PROBLEM
-    lag = problem.run(FedLAG(lr=0.1, personal_layers=1, layers="last", weights="size"), PARTIAL)
-    per = problem.run(FedPer(lr=0.1), PARTIAL)
-    assert all(same(a, b, 1e-12) for a, b in zip(models(lag), models(per), strict=True))
 
 
 # the choice of layers for given changes
@@ -237,53 +189,36 @@ STAR: Vectors = [(1.0, 0.0), (-0.5, 0.75**0.5), (-0.5, -(0.75**0.5))]  # cosines
 FAN: Vectors = [(1.0, 0.0), (0.6, 0.8), (-0.28, 0.96)]  # cosines 0.6, −0.28, 0.6
 
 
-@pytest.mark.parametrize(
-    ("threshold", "conflicts", "one", "two"),
-    [
-        (-0.1, [0, 1, 3], [0, 0, 1], [0, 1, 1]),
-        (-0.6, [0, 1, 0], [0, 1, 0], [0, 1, 0]),  # a layer without conflicts is not chosen
-        (0.1, [0, 3, 3], [0, 0, 1], [0, 1, 1]),
-        (-1.0, [0, 0, 0], [0, 0, 0], [0, 0, 0]),
-    ],
-)
-def test_lag_layers_with_most_conflicts_are_chosen(
-    threshold: float, conflicts: list[int], one: list[int], two: list[int]
+ONE_UNCHANGED: Vectors = [(1.0, 0.0), (0.0, 0.0), (0.5, 0.75**0.5)]  # cosine 1/2 and two undefined ones
+THREE = {FC1: ALIGNED, FC2: OPPOSED, HEAD: STAR}
+EQUAL = {FC1: OPPOSED, FC2: OPPOSED, HEAD: OPPOSED}
+CHOICES: list[tuple[float, int | None, dict[str, Vectors], list[int], list[int]]] = [
+    # threshold, personal_layers (by default, two of three layers), changes, conflicts, personal layers
+    (-0.1, 1, THREE, [0, 1, 3], [0, 0, 1]),
+    (-0.1, None, THREE, [0, 1, 3], [0, 1, 1]),
+    (-0.6, None, THREE, [0, 1, 0], [0, 1, 0]),  # a layer without conflicts is not chosen
+    (0.1, 1, THREE, [0, 3, 3], [0, 0, 1]),
+    (0.1, None, THREE, [0, 3, 3], [0, 1, 1]),
+    (-1.0, None, THREE, [0, 0, 0], [0, 0, 0]),
+    # equal scores: the lower mean cosine, here −1/2 compared with −1/3, then the later layer
+    (0.1, 1, {FC1: STAR, FC2: OPPOSED, HEAD: ALIGNED}, [3, 3, 0], [1, 0, 0]),
+    (0.1, 1, EQUAL, [3, 3, 3], [0, 0, 1]),
+    (0.1, 2, EQUAL, [3, 3, 3], [0, 1, 1]),
+    # a client without change has no conflicts at any threshold, and its cosines count as 0 in the mean (1/6 and 0.31)
+    (0.9, None, {FC1: ONE_UNCHANGED, FC2: ALIGNED}, [1, 0, 0], [1, 0, 0]),
+    (1.0, None, {FC1: [(0.0, 0.0)] * 3}, [0, 0, 0], [0, 0, 0]),
+    (0.55, 1, {FC1: ONE_UNCHANGED, FC2: FAN}, [1, 1, 0], [1, 0, 0]),
+    # weight and bias of a layer: cosines (9 − 1) / 10 and (9 − 81) / 90
+    (-0.1, None, {FC1: [(3.0,), (3.0,)], "fc1.bias": [(1.0,), (-1.0,)]}, [0, 0, 0], [0, 0, 0]),
+    (-0.1, None, {FC1: [(3.0,), (3.0,)], "fc1.bias": [(9.0,), (-9.0,)]}, [1, 0, 0], [1, 0, 0]),
+]
+
+
+@pytest.mark.parametrize(("threshold", "k", "changes", "conflicts", "personal"), CHOICES)
+def test_lag_chooses_layers_with_most_conflicts(
+    threshold: float, k: int | None, changes: dict[str, Vectors], conflicts: list[int], personal: list[int]
 ) -> None:
-    changes = {FC1: ALIGNED, FC2: OPPOSED, HEAD: STAR}
-    assert choose(FedLAG(lr=0.1, personal_layers=1, threshold=threshold), changes) == (conflicts, one)
-    assert choose(FedLAG(lr=0.1, threshold=threshold), changes) == (conflicts, two)  # by default, two of three layers
-
-
-def test_lag_equal_scores_prefer_lower_mean_cosine_then_later_layer() -> None:
-    one = FedLAG(lr=0.1, personal_layers=1, threshold=0.1)
-    assert choose(one, {FC1: STAR, FC2: OPPOSED, HEAD: ALIGNED}) == ([3, 3, 0], [1, 0, 0])  # −1/2 compared with −1/3
-    assert choose(one, {FC1: OPPOSED, FC2: OPPOSED, HEAD: OPPOSED}) == ([3, 3, 3], [0, 0, 1])
-    two = FedLAG(lr=0.1, personal_layers=2, threshold=0.1)
-    assert choose(two, {FC1: OPPOSED, FC2: OPPOSED, HEAD: OPPOSED}) == ([3, 3, 3], [0, 1, 1])
-
-
-def test_lag_client_without_change_has_no_conflicts() -> None:
-    """This holds for any threshold."""
-    one_unchanged: Vectors = [(1.0, 0.0), (0.0, 0.0), (0.5, 0.75**0.5)]
-    assert choose(FedLAG(lr=0.1, threshold=0.9), {FC1: one_unchanged, FC2: ALIGNED}) == ([1, 0, 0], [1, 0, 0])
-    assert choose(FedLAG(lr=0.1, threshold=1.0), {FC1: [(0.0, 0.0)] * 3}) == ([0, 0, 0], [0, 0, 0])
-
-
-def test_lag_mean_cosine_counts_undefined_pairs_as_zero() -> None:
-    one_unchanged: Vectors = [
-        (1.0, 0.0),
-        (0.0, 0.0),
-        (0.5, 0.75**0.5),
-    ]  # mean cosine 1/6; without undefined pairs, it would be 1/2
-    method = FedLAG(lr=0.1, threshold=0.55, personal_layers=1)
-    assert choose(method, {FC1: one_unchanged, FC2: FAN}) == ([1, 1, 0], [1, 0, 0])  # 1/6 is below FAN's 0.31
-
-
-def test_lag_conflict_uses_weight_and_bias_of_layer() -> None:
-    method = FedLAG(lr=0.1)
-    for size, conflicts in ((1.0, 0), (9.0, 1)):  # cosines (9 − 1) / 10 and (9 − 81) / 90
-        changes: dict[str, Vectors] = {FC1: [(3.0,), (3.0,)], "fc1.bias": [(size,), (-size,)]}
-        assert choose(method, changes) == ([conflicts, 0, 0], [conflicts, 0, 0])
+    assert choose(FedLAG(lr=0.1, personal_layers=k, threshold=threshold), changes) == (conflicts, personal)
 
 
 def test_lag_opposite_changes_are_not_below_threshold_of_minus_one() -> None:
@@ -296,20 +231,6 @@ def test_lag_opposite_changes_are_not_below_threshold_of_minus_one() -> None:
 
 
 # method metrics and payloads
-
-
-@EACH_INNER
-def test_lag_mean_gain_term_is_never_positive(name: str) -> None:
-    """Lemma 5.1 holds for the mean over clients, not for each client."""
-    run = PROBLEM.run(LAG(INNER[name][0], threshold=0.5), PARTIAL)
-    means = []
-    for record in run.records:
-        gains = record["per_client"]["gain_term"]
-        assert sorted(gains) == sorted(record["clients"])
-        means.append(sum(gains.values()) / len(gains))
-        if not any(record["method_metrics"]["personal"]) or len(gains) == 1:
-            assert all(abs(gain) < EXACT for gain in gains.values())
-    assert max(means) < 1e-12 and min(means) < -1e-6
 
 
 def test_lag_does_not_send_control_variates_of_personal_layers() -> None:
@@ -345,19 +266,6 @@ def test_lag_with_zero_changes_gives_finite_results(which: Any, inner: ft.Method
     assert same(run.personal(0, "received"), PROBLEM.start, 1e-12)
 
 
-def test_lag_client_without_participation_keeps_initial_personal_layers() -> None:
-    problem, method = PROBLEM, LAG(Scaffold(), threshold=0.9)
-    run = problem.run(method, [[0, 1, 2], [0, 2, 4], [1, 2, 4]])
-    assert_finite(run)
-    layers = [layer for layer, own in zip(LAYERS, run.server["personal"], strict=True) if own]
-    assert len(layers) == 2
-    for parameter, weight in problem.start.items():
-        assert torch.equal(run.server["models"][parameter][3], weight)
-        assert torch.equal(run.client(3)["params"][parameter], weight)
-        if parameter.split(".")[0] in layers:
-            assert torch.equal(run.personal(3, "received")[parameter], weight)
-
-
 def test_lag_normalization_layers_are_never_personal() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(
@@ -372,14 +280,3 @@ def test_lag_normalization_layers_are_never_personal() -> None:
         layer = name.split(".")[0]
         own = layer in ("fc", "head") and bool(run.server["personal"][("fc", "head").index(layer)])
         assert torch.equal(first[name], second[name]) != own
-
-
-def test_lag_model_with_one_layer_has_no_personal_layers() -> None:
-    torch.manual_seed(0)
-    net, fed = ft.wrap(nn.Sequential(nn.Linear(4, 3)).double(), head="0"), tiny_federation()
-    settings: dict[str, Any] = {"schedule": [[0, 1, 2, 3]] * 2, "dtype": torch.float64}
-    lag = ft.simulate(FedLAG(lr=0.1, threshold=0.9), net, fed, **settings)
-    assert_equal_runs(lag, ft.simulate(FedAvg(lr=0.1, weights="uniform"), net, fed, **settings))
-    assert "personal_layers" in error_message(
-        lambda: ft.simulate(FedLAG(lr=0.1, personal_layers=1), net, fed, **settings)
-    )

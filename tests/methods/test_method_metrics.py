@@ -153,8 +153,3 @@ def test_metric_with_reserved_name_raises(net: nn.Module, name: str) -> None:
             return {name: ctx.size}
 
     assert f"already has a metric '{name}'" in error_message(lambda: simulate(net, ReservedName()))
-
-
-def test_arrays_have_precision_of_run(net: nn.Module) -> None:
-    run = simulate(net, ft.methods.FedAPA(weight_lr=0.05))
-    assert torch.equal(run.metric("weights")[3], run.server["weights"])

@@ -1,6 +1,6 @@
 """Clients that join late: states grow, other clients are not affected, and newcomers start as documented."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,8 @@ from conftest import error_message, same, tiny_federation
 from fedtailor import methods as m
 from fedtailor.core.batch import SharedContext
 from fedtailor.core.method import Exchange, Method, Setup
-from fedtailor.core.trees import Rows, Tree, flatten, stack, take
+from fedtailor.core.trees import Rows, Tree, add, flatten, scale, stack, sub, take, zeros_like
 from fedtailor.methods import METHODS
-from fedtailor.methods.catalog import as_markdown, catalog
 from fedtailor.training.channel.payload import mask_absent_rows
 from fedtailor.training.client_failures import check_finite
 from fedtailor.training.engines.sequential import Sequential
@@ -127,6 +126,10 @@ def shapes(tree: Tree) -> dict[str, Any]:
     return {path: (leaf.shape, leaf.dtype) for path, leaf in flatten(tree).items()}
 
 
+def after_two_rounds(name: str, net: nn.Module) -> GrowingFederation:
+    return GrowingFederation(ALL_METHODS[name], net).train_round().train_round()
+
+
 def initial_head(federation: GrowingFederation) -> Tree:
     return federation.model.split(federation.start)[1]
 
@@ -176,29 +179,16 @@ def test_joining_does_not_affect_existing_clients(name: str, net: nn.Module) -> 
 
 @pytest.mark.slow
 @EACH_METHOD
-def test_growing_by_zero_clients_changes_nothing(name: str, net: nn.Module) -> None:
-    federation = GrowingFederation(ALL_METHODS[name], net).train_round().train_round()
+def test_growing_is_pure_and_newcomer_is_sent_current_model(name: str, net: nn.Module) -> None:
+    """Growing by no clients changes nothing, and a message to a newcomer has no initial model parts."""
+    federation = after_two_rounds(name, net)
     assert same(federation.method.grow_server(federation.server, federation.setup, before=3), federation.server)
     for state in federation.states.values():
         assert same(federation.method.grow_client(state, federation.setup), state)
-
-
-@pytest.mark.slow
-@EACH_METHOD
-def test_grow_hooks_are_pure(name: str, net: nn.Module) -> None:
-    federation = GrowingFederation(ALL_METHODS[name], net).train_round().train_round()
     trees = {"server": federation.server, "states": {str(client): state for client, state in federation.states.items()}}
     copies = {path: leaf.clone() for path, leaf in flatten(trees).items()}
-    federation.grow(5)
+    message = take(federation.grow(5).sent(3), 0)
     assert same(flatten(trees), copies)
-
-
-@pytest.mark.slow
-@EACH_METHOD
-def test_newcomer_is_not_sent_initial_model(name: str, net: nn.Module) -> None:
-    """All model parts in the message to a newcomer are those of the current round."""
-    federation = GrowingFederation(ALL_METHODS[name], net).train_round().train_round().grow()
-    message = take(federation.sent(3), 0)
     for node in (message.get("params", {}), message.get("models", {}), message.get("cores", {})):
         for parameter, leaf in node.items():
             values = leaf.values[leaf.present] if isinstance(leaf, Rows) else leaf
@@ -219,79 +209,86 @@ def test_joining_before_round_1_equals_initial_membership(name: str, net: nn.Mod
     assert same(grown.models(0, 1, 2, 3), initial.models(0, 1, 2, 3), tolerance=1e-14)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_catalog_contains_newcomer_start(name: str) -> None:
-    entry = catalog()[name]
-    assert entry.newcomer_start and "|" not in entry.newcomer_start
-    line = next(line for line in as_markdown().splitlines() if f"| `{name}` |" in line)
-    assert f"| {entry.newcomer_start} |" in line
+# the initial state of a newcomer, by source: the received model, the initial model, the initial model with the received
+# part, or zero
+
+INITIAL_PARTS = [
+    *((name, part, "received") for name, part in {
+        "fedadmm": "own", "fedapm": "shared", "ditto": "own", "pfedme": "own", "fedphp": "own", "fedamp": "params",
+        "fedala": "own", "fedcp": "head", "selffl": "params",
+    }.items()),
+    *((name, part, "initial") for name, part in {
+        "fedper": "personal", "fedrep": "personal", "fedbabu": "personal", "lgfedavg": "personal",
+        "fedalt": "personal", "fedsim": "personal", "fedapm": "personal", "fedapa": "head", "gpfl": "head",
+        "local": "params", "lpproj": "own", "fedproto": "params", "fedfomo": "params", "fedlag": "params",
+        "lag": "params",
+    }.items()),
+    ("fedas", "params", "both"), ("fedgh", "params", "both"),
+    ("scaffold", "control", "zero"), ("fedadmm", "dual", "zero"), ("fedapm", "dual", "zero"),
+    ("fedrod", "head", "zero"), ("dbe", "memory", "zero"),
+]  # fmt: skip
 
 
-# the initial state of a newcomer
-
-FROM_MESSAGE = {  # method -> part of the state that starts at the received model
-    "fedadmm": "own", "fedapm": "shared", "ditto": "own", "pfedme": "own", "fedphp": "own", "fedamp": "params",
-    "fedala": "own", "fedcp": "head", "selffl": "params",
-}  # fmt: skip
-FROM_START = {  # method -> part of the state that starts at the initial model
-    "fedper": "personal", "fedrep": "personal", "fedbabu": "personal", "lgfedavg": "personal", "fedalt": "personal",
-    "fedsim": "personal", "fedapm": "personal", "fedapa": "head", "gpfl": "head", "local": "params", "lpproj": "own",
-    "fedproto": "params", "fedfomo": "params", "fedlag": "params", "lag": "params",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FROM_MESSAGE)
-def test_newcomer_state_starts_at_received_model(name: str, net: nn.Module) -> None:
-    federation = GrowingFederation(METHODS[name](), net).train_round().train_round().grow()
-    own, message = federation.states[3][FROM_MESSAGE[name]], take(federation.sent(3), 0)
-    assert (
-        own and same(own, select_names(message["params"], own)) and not same(own, select_names(federation.start, own))
-    )
+@pytest.mark.parametrize(("name", "part", "source"), INITIAL_PARTS)
+def test_newcomer_state_starts_as_documented(name: str, part: str, source: str, net: nn.Module) -> None:
+    federation = after_two_rounds(name, net).grow()
+    own, received = federation.states[3][part], take(federation.sent(3), 0).get("params", {})
+    if source == "zero":
+        assert not any(leaf.any() for leaf in flatten({"own": own}).values())
+        return
+    values = {"received": received, "initial": federation.start, "both": federation.start | received}[source]
+    assert own and same(own, select_names(values, own))
+    assert source == "initial" or not same(own, select_names(federation.start, own))
 
 
-@pytest.mark.parametrize("name", FROM_START)
-def test_newcomer_state_that_is_not_sent_starts_at_initial_model(name: str, net: nn.Module) -> None:
-    federation = GrowingFederation(METHODS[name](), net).train_round().train_round().grow()
-    own = federation.states[3][FROM_START[name]]
-    assert own and same(own, select_names(federation.start, own))
+# the first model that a newcomer receives
 
 
-@pytest.mark.parametrize("name", ["fedas", "fedgh"])
-def test_newcomer_model_combines_initial_model_and_message(name: str, net: nn.Module) -> None:
-    federation = GrowingFederation(METHODS[name](), net).train_round().train_round().grow()
-    assert same(federation.states[3]["params"], federation.start | take(federation.sent(3), 0)["params"])
+def generate_model(network: Tree) -> Tree:
+    """Return the model that the hypernetwork of pFedHN generates for the mean embedding, computed directly."""
+    hidden = network["embeddings"].mean(0)
+    for number in range(4):
+        layer = network["trunk"][str(number)]
+        hidden = layer["weight"] @ (hidden if number == 0 else hidden.clamp(min=0)) + layer["bias"]
+    return {name: output["weight"] @ hidden + output["bias"] for name, output in network["outputs"].items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [("scaffold", "control"), ("fedadmm", "dual"), ("fedapm", "dual"), ("fedrod", "head"), ("dbe", "memory")],
-)
-def test_newcomer_accumulators_start_at_zero(name: str, key: str, net: nn.Module) -> None:
-    own = {"own": GrowingFederation(METHODS[name](), net).train_round().train_round().grow().states[3][key]}
-    assert all(not leaf.any() for leaf in flatten(own).values())
+def mean_upload(federation: GrowingFederation) -> Tree:
+    return average(federation.uploaded(0, 1, 2))
 
 
-# individual methods
+RECEIVED: dict[str, Callable[[GrowingFederation], Tree]] = {
+    **dict.fromkeys(["fedapa", "fedapa, all shared", "fedapa, code"], mean_upload),
+    **dict.fromkeys(["fedamp", "heurfedamp", "pfedla", "pfedla, softmax"], mean_upload),
+    **dict.fromkeys(["pfedhn", "pfedhn, turns"], lambda f: generate_model(f.server["network"])),
+    "fedcac": lambda f: average(f.uploaded(0, 1, 2), SIZES[:3]),
+    "fedpac": lambda f: f.server["params"] | average([take(f.server["heads"], client) for client in range(3)]),
+    "selffl": lambda f: f.server["params"],
+}
 
 
-@pytest.mark.parametrize("name", ["fedapa", "fedapa, all shared", "fedapa, code"])
-def test_fedapa_newcomer_receives_mean_body(name: str, net: nn.Module) -> None:
-    federation = GrowingFederation(ALL_METHODS[name], net).train_round().train_round()
-    expected = average(federation.uploaded(0, 1, 2))
+STORED = ("fedapa", "fedapa, all shared", "fedamp", "pfedla")  # the server stores the last model of each client
+
+
+@pytest.mark.parametrize("name", RECEIVED)
+def test_newcomer_receives_documented_model(name: str, net: nn.Module) -> None:
+    """A newcomer has no initial parts except those that are personal; what the server stores for it is the same."""
+    federation = after_two_rounds(name, net)
+    expected = RECEIVED[name](federation)
     federation.grow(5)
     for client in (3, 4):
         assert same(take(federation.sent(client), 0)["params"], expected, tolerance=1e-12)
-        assert same(take(federation.server["params"], client), expected, tolerance=1e-12)
-        assert same(take(federation.models(client), 0), initial_head(federation) | expected, tolerance=1e-12)
-        assert float(federation.server["weights"][client].sum()) == pytest.approx(1, abs=1e-12)
-    assert not federation.server["weights"][:3, 3:].any()  # the others give no weight to the body of a newcomer
+        model = take(federation.models(client), 0)
+        assert same(model, select_names(federation.start, model) | expected, tolerance=1e-12)
+    for kind in {"models", "params"} & federation.server.keys() if name in STORED else ():
+        assert same(take(federation.server[kind], 4), expected, tolerance=1e-12)
+    if "weights" in federation.server:
+        weights = federation.server["weights"]
+        assert torch.allclose(weights[3:].sum(1), torch.ones(2).double(), rtol=0, atol=1e-12)
+        assert not weights[:3, 3:].any()  # the others give no weight to the model of a newcomer
 
 
-def test_fedapa_newcomer_receives_current_mean_body_later(net: nn.Module) -> None:
-    federation = (
-        GrowingFederation(m.FedAPA(), net).train_round().train_round().grow().train_round(0, 1, 2).train_round(1, 2)
-    )
-    assert same(take(federation.sent(3), 0)["params"], average(federation.uploaded(0, 1, 2)), tolerance=1e-12)
+# individual methods
 
 
 @pytest.mark.parametrize("method", [m.FedAPA(), m.FedAMP(), m.FedFomo(), m.FedPAC()], ids=lambda x: type(x).__name__)
@@ -299,39 +296,7 @@ def test_client_without_participation_is_not_in_mean(method: Method, net: nn.Mod
     federation = GrowingFederation(method, net).train_round(0, 2).train_round(0, 2).grow()
     rows = next(federation.server[kind] for kind in ("models", "heads", "params") if kind in federation.server)
     assert all(torch.equal(leaf[1], federation.start[name]) for name, leaf in rows.items())
-    rows = federation.server["heads"] if isinstance(method, m.FedPAC) else rows
-    expected = average([take(rows, 0), take(rows, 2)])
-    assert same(take(rows, 3), expected, tolerance=1e-12)
-
-
-@pytest.mark.parametrize("name", ["fedamp", "heurfedamp"])
-def test_fedamp_newcomer_receives_mean_model(name: str, net: nn.Module) -> None:
-    federation = GrowingFederation(ALL_METHODS[name], net).train_round().train_round()
-    expected = average(federation.uploaded(0, 1, 2))
-    federation.grow()
-    assert same(take(federation.sent(3), 0)["params"], expected, tolerance=1e-12)
-    assert same(take(federation.models(3), 0), expected, tolerance=1e-12)
-    for _ in range(2):
-        assert torch.allclose(federation.server["weights"].sum(1), torch.ones(4).double(), rtol=0, atol=1e-12)
-        federation.train_round()
-
-
-def generate_model(network: Tree, embedding: Tensor) -> Tree:
-    """Return the model that the hypernetwork of pFedHN generates, computed directly."""
-    hidden = embedding
-    for number in range(4):
-        layer = network["trunk"][str(number)]
-        hidden = layer["weight"] @ (hidden if number == 0 else hidden.clamp(min=0)) + layer["bias"]
-    return {name: output["weight"] @ hidden + output["bias"] for name, output in network["outputs"].items()}
-
-
-@pytest.mark.parametrize("name", ["pfedhn", "pfedhn, turns"])
-def test_pfedhn_newcomer_receives_model_of_mean_embedding(name: str, net: nn.Module) -> None:
-    federation = GrowingFederation(ALL_METHODS[name], net).train_round().train_round()
-    old = federation.server["network"]
-    expected = generate_model(old, old["embeddings"].mean(0))
-    federation.grow()
-    assert same(take(federation.sent(3), 0)["params"], expected, tolerance=1e-12)
+    assert same(take(rows, 3), average([take(rows, 0), take(rows, 2)]), tolerance=1e-12)
 
 
 def test_pfedhn_additional_embedding_entries_start_at_zero_and_learn(net: nn.Module) -> None:
@@ -346,71 +311,35 @@ def test_pfedhn_additional_embedding_entries_start_at_zero_and_learn(net: nn.Mod
 
 
 @pytest.mark.parametrize("name", ["pfedla", "pfedla, softmax"])
-def test_pfedla_newcomer_receives_equal_shares_of_all_models(name: str, net: nn.Module) -> None:
-    federation = GrowingFederation(ALL_METHODS[name], net).train_round().train_round()
-    expected = average(federation.uploaded(0, 1, 2))
-    federation.grow()
-    assert same(take(federation.sent(3), 0)["params"], expected, tolerance=1e-12)
-    assert same(take(federation.server["models"], 3), expected, tolerance=1e-12)
+def test_pfedla_newcomer_has_equal_shares_and_others_receive_share_of_mean_model(name: str, net: nn.Module) -> None:
+    federation = after_two_rounds(name, net)
+    mean, before = mean_upload(federation), take(federation.sent(0), 0)["params"]
+    after = take(federation.grow().sent(0), 0)["params"]
     weights = federation.method._weights(federation.server["networks"], torch.arange(4))  # type: ignore[attr-defined]
-    for rows in weights.values():
+    for layer, rows in weights.items():
         assert torch.allclose(rows.sum(1), torch.ones(4).double()) and bool((rows[:3, 3] > 0).all())
         assert torch.allclose(rows[3], torch.full((4,), 0.25).double())
+        if name == "pfedla":  # shares of the other models keep their proportions
+            moved = torch.lerp(before[f"{layer}.weight"], mean[f"{layer}.weight"], rows[0, 3])
+            assert torch.allclose(after[f"{layer}.weight"], moved, rtol=0, atol=1e-12)
 
 
-def test_pfedla_other_clients_receive_share_of_mean_model(net: nn.Module) -> None:
-    federation = GrowingFederation(m.PFedLA(), net).train_round().train_round()
-    mean, before = average(federation.uploaded(0, 1, 2)), federation.sent(0)
-    federation.grow()
-    after = federation.sent(0)
-    share = federation.method._weights(federation.server["networks"], torch.arange(4))["fc"][0, 3]  # type: ignore[attr-defined]
-    for name in ("fc.weight", "fc.bias"):
-        moved = (1 - share) * before["params"][name][0] + share * mean[name]
-        assert torch.allclose(after["params"][name][0], moved, rtol=0, atol=1e-12)
+Invariant = Callable[[Tree, Tree], Tree]  # server and client state -> a term whose mean over all clients is 0
+INVARIANTS: dict[str, Invariant] = {
+    "fedapm": lambda server, own: add(own["dual"], scale(sub(own["shared"], server["params"]), 0.003)),  # ρ = 0.003
+    "fedadmm": lambda server, own: sub(add(own["own"], scale(own["dual"], 1 / 0.01)), server["params"]),  # ρ = 0.01
+    "scaffold": lambda server, own: sub(own["control"], server["control"]),
+}
 
 
-def mean_dual_gap(federation: GrowingFederation) -> Tree:
-    """Return the mean of π_i + ρ (u_i − u) over all clients."""
-    rho, shared = federation.method.rho, federation.server["params"]  # type: ignore[attr-defined]
-    terms = [
-        {name: state["dual"][name] + rho * (state["shared"][name] - shared[name]) for name in shared}
-        for state in federation.states.values()
-    ]
-    return average(terms)
-
-
-def test_fedapm_dual_identity_holds_with_newcomers(net: nn.Module) -> None:
-    """A newcomer starts at the shared part with a zero dual variable, so the identity holds in all later rounds."""
-    federation = GrowingFederation(m.FedAPM(), net).train_round().train_round(0, 2)
-    shared = federation.server["params"]
-    federation.grow()
-    assert same(federation.server["params"], shared) and same(federation.states[3]["shared"], shared)
-    zero = {name: torch.zeros_like(leaf) for name, leaf in shared.items()}
+@pytest.mark.parametrize("name", INVARIANTS)
+def test_mean_over_all_clients_includes_newcomers(name: str, net: nn.Module) -> None:
+    """The mean of π_i + ρ(u_i − u) is 0, θ is the mean of w_i + y_i/ρ, and c is the mean of c_i."""
+    federation = GrowingFederation(METHODS[name](), net).train_round().train_round(0, 2).grow()
     for clients in ([], [0, 1], [1, 3], [0, 1, 2, 3]):
         federation = federation.train_round(*clients) if clients else federation
-        assert same(mean_dual_gap(federation), zero, tolerance=1e-14)
-    federation.grow(5).train_round(0, 4)
-    assert same(mean_dual_gap(federation), zero, tolerance=1e-14)
-
-
-def test_fedadmm_global_model_stays_mean_with_newcomers(net: nn.Module) -> None:
-    """θ is the mean of w_i + y_i/ρ over all clients, including newcomers."""
-    federation = GrowingFederation(m.FedADMM(), net).train_round().train_round(0, 2).grow()
-    for clients in ([], [0, 1], [1, 3], [0, 1, 2, 3]):
-        federation = federation.train_round(*clients) if clients else federation
-        terms = [
-            {name: state["own"][name] + state["dual"][name] / 0.01 for name in state["own"]}
-            for state in federation.states.values()
-        ]
-        assert same(federation.server["params"], average(terms), tolerance=1e-11)
-
-
-def test_scaffold_server_control_stays_mean_with_newcomers(net: nn.Module) -> None:
-    federation = GrowingFederation(m.Scaffold(), net).train_round().train_round(0, 2).grow()
-    for clients in ([], [1, 3], [0, 1, 2, 3]):
-        federation = federation.train_round(*clients) if clients else federation
-        controls = [state["control"] for state in federation.states.values()]
-        assert len(controls) == 4 and same(federation.server["control"], average(controls), tolerance=1e-12)
+        terms = average([INVARIANTS[name](federation.server, state) for state in federation.states.values()])
+        assert len(federation.states) == 4 and same(terms, zeros_like(terms), tolerance=1e-11)
 
 
 def test_fedlag_newcomer_receives_global_layers_and_keeps_initial_personal_layers(net: nn.Module) -> None:
@@ -425,12 +354,9 @@ def test_fedlag_newcomer_receives_global_layers_and_keeps_initial_personal_layer
 
 
 def test_lag_calls_grow_server_of_inner_method(net: nn.Module) -> None:
-    federation = GrowingFederation(ALL_METHODS["lag, scaffold"], net).train_round().train_round()
-    old = federation.server["inner"]["control"]
-    federation.grow()
-    assert same(
-        federation.server["inner"]["control"], {name: leaf * 3 / 4 for name, leaf in old.items()}, tolerance=1e-15
-    )
+    federation = after_two_rounds("lag, scaffold", net)
+    old, new = federation.server["inner"], federation.grow().server["inner"]
+    assert same(new["control"], scale(old["control"], 3 / 4), tolerance=1e-15)
 
 
 @dataclass(frozen=True)
@@ -451,19 +377,14 @@ def test_lag_calls_grow_client_of_inner_method(net: nn.Module) -> None:
 
 
 def test_selffl_newcomer_has_mean_of_known_variances(net: nn.Module) -> None:
-    federation = (
-        GrowingFederation(m.SelfFL(warmup=0, default_steps=2, max_steps=3), net)
-        .train_round()
-        .train_round()
-        .train_round()
-    )
-    shared, between, known = federation.server["params"], federation.server["between"], federation.server["variances"]
+    federation = GrowingFederation(m.SelfFL(warmup=0, default_steps=2, max_steps=3), net)
+    for _ in range(3):
+        federation.train_round()
+    between, known = federation.server["between"], federation.server["variances"]
     assert bool((known >= 0).all())
     federation.grow()
-    message = take(federation.sent(3), 0)
     own = [1 / (between + variance) for variance in [*known, known.mean()]]
-    assert torch.allclose(message["total_weight"], torch.stack(own).sum(), rtol=1e-12)
-    assert same(message["params"], shared) and same(take(federation.models(3), 0), shared)
+    assert torch.allclose(take(federation.sent(3), 0)["total_weight"], torch.stack(own).sum(), rtol=1e-12)
     assert federation.server["variances"].tolist() == [*known.tolist(), -1.0]
 
 
@@ -472,34 +393,8 @@ def test_selffl_with_clusters_rejects_newcomers(net: nn.Module) -> None:
     assert "cannot take newcomers" in error_message(federation.grow)
 
 
-def test_fedproto_newcomer_receives_global_prototypes(net: nn.Module) -> None:
-    federation = GrowingFederation(m.FedProto(), net).train_round().train_round()
-    federation.grow()
-    message = take(federation.sent(3), 0)["prototypes"]
-    for label in range(3):
-        owners = [upload for upload in federation.uploads.values() if upload["prototypes"].present[label]]
-        counts = [float(upload["counts"].values[label]) for upload in owners]
-        if owners:
-            mean = average([{"c": upload["prototypes"].values[label]} for upload in owners], counts)["c"]
-            assert bool(message.present[label]) and torch.allclose(message.values[label], mean, rtol=0, atol=1e-12)
-    assert same(select_names(take(federation.models(3), 0), federation.start), federation.start)
-
-
-def test_fedpac_newcomer_receives_global_body_and_mean_head(net: nn.Module) -> None:
-    federation = GrowingFederation(m.FedPAC(), net).train_round().train_round()
-    heads = [take(federation.server["heads"], client) for client in range(3)]
-    expected = federation.server["params"] | average(heads)
-    assert same(take(federation.grow().sent(3), 0)["params"], expected, tolerance=1e-12)
-
-
-def test_fedcac_newcomer_receives_global_model(net: nn.Module) -> None:
-    federation = GrowingFederation(m.FedCAC(), net).train_round().train_round().grow()
-    expected = average(federation.uploaded(0, 1, 2), SIZES[:3])
-    assert same(take(federation.sent(3), 0)["params"], expected, tolerance=1e-12)
-
-
 def test_dbe_newcomer_receives_consensus_once(net: nn.Module) -> None:
-    federation = GrowingFederation(m.DBE(), net).train_round().train_round().grow()
+    federation = after_two_rounds("dbe", net).grow()
     consensus = federation.server["consensus"]
     assert federation.sent(0, 1, 2, 3)["consensus"].present[:, 0].tolist() == [False, False, False, True]
     federation.train_round()
@@ -508,7 +403,7 @@ def test_dbe_newcomer_receives_consensus_once(net: nn.Module) -> None:
 
 
 def test_fedfomo_newcomer_model_is_mean_until_uploaded(net: nn.Module) -> None:
-    federation = GrowingFederation(m.FedFomo(), net).train_round().train_round()
+    federation = after_two_rounds("fedfomo", net)
     models = federation.uploaded(0, 1, 2)
     federation.grow()
     sent = take(federation.sent(3), 0)["models"]
@@ -521,7 +416,7 @@ def test_fedfomo_newcomer_model_is_mean_until_uploaded(net: nn.Module) -> None:
 
 def test_apple_newcomer_core_is_weighted_mean_and_mixtures_stay(net: nn.Module) -> None:
     """p_0 is n_j / n over all clients; mixtures stay the same because the core of a newcomer is the old mixture."""
-    federation = GrowingFederation(m.APPLE(), net).train_round().train_round()
+    federation = after_two_rounds("apple", net)
     expected, before = average(federation.uploaded(0, 1, 2), SIZES[:3]), federation.models(0, 1, 2)
     changes = {client: state["change"] for client, state in federation.states.items()}
     for count in (4, 5):
@@ -540,12 +435,9 @@ def test_apple_newcomer_core_is_weighted_mean_and_mixtures_stay(net: nn.Module) 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_apple_with_limit_sends_only_requested_cores(limit: int, net: nn.Module) -> None:
     federation = GrowingFederation(m.APPLE(limit=limit), net).train_round().train_round()
-    expected = federation.server["wanted"]
-    federation.grow(5)
-    assert torch.equal(federation.server["wanted"][:3, :3], expected) and not federation.server["wanted"][:3, 3:].any()
-    assert (
-        federation.server["wanted"].sum(1).tolist() == [limit] * 5 and not federation.server["wanted"].diagonal().any()
-    )
+    expected, wanted = federation.server["wanted"], federation.grow(5).server["wanted"]
+    assert torch.equal(wanted[:3, :3], expected) and not wanted[:3, 3:].any()
+    assert wanted.sum(1).tolist() == [limit] * 5 and not wanted.diagonal().any()
 
 
 def test_apple_with_limit_replaces_unseen_cores_by_mean(net: nn.Module) -> None:

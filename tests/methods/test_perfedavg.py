@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import fedtailor as ft
 from conftest import same
-from fedtailor.methods import FedAvg, PerFedAvg
+from fedtailor.methods import PerFedAvg
 from support.problem import Problem, Weights, make_problem
 
 PROBLEM = make_problem()
@@ -89,32 +88,6 @@ def test_perfedavg_hessian_difference_approximates_exact_gradient() -> None:
     assert not same(first.server["params"], expected, 1e-4)  # the gradient without the Hessian differs
 
 
-@pytest.mark.parametrize("hessian", ["none", "difference"])
-def test_perfedavg_without_adaptation_equals_fedavg(hessian: Any) -> None:
-    """With α = 0 and batches of one sample, the method is FedAvg with uniform weights."""
-    problem = make_problem((5, 2, 1), batch_size=1)
-    rounds = [[0, 1, 2], [0, 2]]
-    meta = problem.run(PerFedAvg(inner_lr=0.0, hessian=hessian), rounds)
-    avg = problem.run(FedAvg(weights="uniform"), rounds)
-    assert same(meta.server, avg.server, 1e-12)
-    assert same(meta.personal(1, "received"), avg.personal(1, "received"), 1e-12)
-
-
 def test_perfedavg_default_inner_lr_has_effect() -> None:
     run, none = (PROBLEM.run(method, ROUNDS) for method in (PerFedAvg(), PerFedAvg(inner_lr=0.0)))
     assert not same(run.server, none.server, 1e-5)
-
-
-def test_perfedavg_adaptation_does_not_use_test_data_or_change_server() -> None:
-    """Public code adapts to batches of the test set."""
-    test_samples = torch.cat(list(PROBLEM.fed.test))
-    other = make_problem()
-    other.fed.x[test_samples] = 9.0
-    assert same(
-        PROBLEM.run(PerFedAvg(), ROUNDS).personal(0, "received"), other.run(PerFedAvg(), ROUNDS).personal(0, "received")
-    )
-    settings: dict[str, Any] = {"schedule": ROUNDS, "batch_size": 3, "dtype": torch.float64, "engine": "sequential"}
-    often, once = (
-        ft.simulate(PerFedAvg(), PROBLEM.net, PROBLEM.fed, evaluate_every=every, **settings) for every in (1, 2)
-    )
-    assert same(often.server, once.server)

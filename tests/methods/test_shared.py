@@ -2,19 +2,22 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import fedtailor as ft
 from conftest import same, tiny_federation
 from fedtailor.core.trees import Tree
-from fedtailor.methods._shared.class_statistics import class_counts
+from fedtailor.methods._shared.class_statistics import class_counts, prototypes
 from fedtailor.methods._shared.mmd import squared_mmd
-from fedtailor.methods._shared.prototypes import prototypes
-from support.contexts import params_of, run_both
+from support.contexts import run_both
+from support.problem import make_normalized_net
 
 
-def test_class_counts_and_prototypes_equal_direct_computation(net: nn.Module) -> None:
-    fed, model, params = tiny_federation(), ft.wrap(net), params_of(net)
+def test_class_counts_and_prototypes_equal_direct_computation() -> None:
+    """Features are those in evaluation mode, and padding is ignored."""
+    net = make_normalized_net(dropout=0.5)
+    fed, model = tiny_federation(), ft.wrap(net)
+    params = model.init(0)
 
     def statistics(ctx: ft.ClientContext) -> Tree:
         return {"counts": class_counts(ctx), "means": prototypes(ctx, params)}
@@ -22,7 +25,7 @@ def test_class_counts_and_prototypes_equal_direct_computation(net: nn.Module) ->
     found, mapped = run_both(net, statistics)
     assert same(found, mapped, tolerance=1e-12)
     for client in range(4):
-        features = model.features(params, fed.x[fed.train[client]])
+        features = model.eval_mode.features(params, fed.x[fed.train[client]])
         y = fed.y[fed.train[client]]
         assert found["counts"][client].tolist() == torch.bincount(y, minlength=3).tolist()
         for number in range(3):

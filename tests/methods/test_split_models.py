@@ -1,6 +1,6 @@
-"""Split models: FedPer, FedRep, FedBABU, LG-FedAvg, FedBN, FedAS, and FedCAC.
+"""Split models: FedPer, FedRep, FedBABU, LG-FedAvg, FedAlt, FedSim, FedBN, FedAS, and FedCAC.
 
-FedAlt, FedSim, and FedAPM are in test_fedapm.py, LAG and FedLAG in test_lag.py.
+FedAPM is in test_fedapm.py, LAG and FedLAG in test_lag.py.
 """
 
 from collections.abc import Sequence
@@ -15,87 +15,59 @@ from torch import Tensor, nn
 import fedtailor as ft
 from conftest import all_same, models, same, tiny_federation
 from fedtailor.core.trees import stack
-from fedtailor.methods import FedAlt, FedAS, FedAvg, FedBABU, FedBN, FedCAC, FedPer, FedRep, FedSim, LGFedAvg, Local
+from fedtailor.methods import FedAlt, FedAS, FedAvg, FedAvgFT, FedBABU, FedBN, FedCAC, FedPer, FedRep, FedSim, LGFedAvg
 from fedtailor.methods.fedcac import overlaps
 from support.problem import BODY, HEAD, Problem, Weights, average, features, make_problem, select_names
 
 SCHEDULE = [[0, 1, 2, 3, 4], [1, 3, 4], [0, 3]]  # all clients, then some, then one that was absent
-FULL = [[0, 1, 2, 3, 4]] * 3
 
 
-# 1. literal versions
+# literal versions
+
+PROBLEM = make_problem()
+MOMENTUM: dict[str, Any] = {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}
+FC1, FC2 = ("fc1.weight", "fc1.bias"), ("fc2.weight", "fc2.bias")
+ALTERNATE: list[dict[str, Any]] = [{"names": HEAD}, {"names": BODY}]
+# method, names of the shared part, and how a client trains: calls of SGD, with the optimizer fields of the method
+LITERAL: dict[str, tuple[ft.Method, Sequence[str], list[dict[str, Any]]]] = {
+    "fedper": (FedPer(), BODY, [{}]),
+    "fedrep": (FedRep(head_epochs=3, epochs=2), BODY, [{"names": HEAD, "epochs": 3}, {"names": BODY}]),
+    "fedrep, momentum": (
+        FedRep(head_epochs=3, epochs=2, **MOMENTUM), BODY, [{"names": HEAD, "epochs": 3}, {"names": BODY}],
+    ),
+    "fedbabu": (FedBABU(tuning_epochs=3), BODY, [{"names": BODY}]),
+    "fedbabu, momentum": (FedBABU(tuning_epochs=3, **MOMENTUM), BODY, [{"names": BODY}]),
+    "fedavgft": (FedAvgFT(tuning_epochs=3), BODY + HEAD, [{}]),
+    "lgfedavg": (LGFedAvg(), HEAD, [{}]),
+    "lgfedavg, size": (LGFedAvg(weights="size"), HEAD, [{}]),
+    "fedalt": (FedAlt(lr=0.2), BODY, ALTERNATE),
+    "fedalt, uniform": (FedAlt(epochs=3, **MOMENTUM, weights="uniform"), BODY, ALTERNATE),
+    "fedalt, input": (FedAlt(**MOMENTUM, split="input"), FC2 + HEAD, [{"names": FC1}, {"names": FC2 + HEAD}]),
+    "fedsim": (FedSim(lr=0.2), BODY, [{}]),
+    "fedsim, uniform": (FedSim(epochs=3, **MOMENTUM, weights="uniform"), BODY, [{}]),
+    "fedsim, layers": (FedSim(**MOMENTUM, split=("fc2",)), FC1 + HEAD, [{}]),
+}  # fmt: skip
 
 
-SGD = pytest.mark.parametrize(
-    "sgd", [{}, {"lr": 0.2, "momentum": 0.5, "weight_decay": 0.01}], ids=["plain", "momentum"]
-)
-
-
-def test_fedper_equals_literal_version() -> None:
-    """Bodies are averaged by size; heads are personal."""
-    problem = make_problem()
-    run = problem.run(FedPer(), SCHEDULE)
-    body, own = select_names(problem.start, BODY), [problem.start] * 5
+@pytest.mark.parametrize("name", LITERAL)
+def test_split_method_equals_literal_version(name: str) -> None:
+    """The server averages the shared part; for evaluation, some methods fine-tune a copy of the model."""
+    (method, shared, phases), options = LITERAL[name], LITERAL[name][0].optimizer_options
+    run = PROBLEM.run(method, SCHEDULE)
+    part, trained = select_names(PROBLEM.start, shared), [PROBLEM.start] * 5
     for t, clients in enumerate(SCHEDULE, start=1):
         for i in clients:
-            own[i] = problem.sgd({**own[i], **body}, t, i)
-        body = average([select_names(own[i], BODY) for i in clients], [problem.sizes[i] for i in clients])
-    assert same(run.server["params"], body, 1e-10)
-    assert all_same(models(run, "received"), [{**model, **body} for model in own], 1e-10)
-    assert all_same(models(run), own, 1e-10)
-
-
-@SGD
-def test_fedrep_equals_literal_version(sgd: dict[str, Any]) -> None:
-    """Clients train first the head with the received body, then the body with the new head."""
-    problem = make_problem()
-    run = problem.run(FedRep(head_epochs=3, epochs=2, **sgd), SCHEDULE)
-    body = select_names(problem.start, BODY)
-    heads = [select_names(problem.start, HEAD)] * 5
-    trained = [problem.start] * 5
-    for t, clients in enumerate(SCHEDULE, start=1):
-        for i in clients:
-            with_new_head = problem.sgd({**body, **heads[i]}, t, i, names=HEAD, epochs=3, **sgd)
-            trained[i] = problem.sgd(with_new_head, t, i, names=BODY, epochs=2, **sgd)
-            heads[i] = select_names(trained[i], HEAD)
-        body = average([select_names(trained[i], BODY) for i in clients], [problem.sizes[i] for i in clients])
-    assert same(run.server["params"], body, 1e-10)
-    assert all_same(models(run, "received"), [{**body, **head} for head in heads], 1e-10)
-    assert all_same(models(run), trained, 1e-10)
-
-
-@SGD
-def test_fedbabu_equals_literal_version(sgd: dict[str, Any]) -> None:
-    """Clients train the body with the initial head; for evaluation, a copy of the model is fine-tuned and discarded."""
-    problem = make_problem()
-    run = problem.run(FedBABU(tuning_epochs=3, **sgd), SCHEDULE)
-    body, head = select_names(problem.start, BODY), select_names(problem.start, HEAD)
-    trained = [problem.start] * 5
-    for t, clients in enumerate(SCHEDULE, start=1):
-        for i in clients:
-            trained[i] = problem.sgd({**body, **head}, t, i, names=BODY, epochs=2, **sgd)
-        body = average([select_names(trained[i], BODY) for i in clients], [problem.sizes[i] for i in clients])
-    next_round = len(SCHEDULE) + 1
-    tuned = [problem.sgd({**body, **head}, next_round, i, epochs=3, **sgd) for i in range(5)]
-    assert same(run.server["params"], body, 1e-10)
-    assert all_same(models(run, "received"), tuned, 1e-10)
-    assert all_same([run.personal(i, "trained") for i in (0, 1, 3, 4)], [trained[i] for i in (0, 1, 3, 4)], 1e-10)
-
-
-@pytest.mark.parametrize("weights", ["uniform", "size"])
-def test_lg_fedavg_equals_literal_version(weights: Any) -> None:
-    problem = make_problem()
-    run = problem.run(LGFedAvg(weights=weights), SCHEDULE)
-    head = select_names(problem.start, HEAD)
-    trained = [problem.start] * 5
-    for t, clients in enumerate(SCHEDULE, start=1):
-        for i in clients:
-            trained[i] = problem.sgd({**trained[i], **head}, t, i, epochs=2)
-        shares = [problem.sizes[i] if weights == "size" else 1 for i in clients]
-        head = average([select_names(trained[i], HEAD) for i in clients], shares)
-    assert same(run.server["params"], head, 1e-10)
-    assert all_same(models(run, "received"), [{**own, **head} for own in trained], 1e-10)
-    assert all_same(models(run), trained, 1e-10)
+            trained[i] = trained[i] | part
+            for phase in phases:
+                trained[i] = PROBLEM.sgd(trained[i], t, i, **options | phase)
+        shares = [PROBLEM.sizes[i] if method.weights == "size" else 1 for i in clients]  # type: ignore[attr-defined]
+        part = average([select_names(trained[i], shared) for i in clients], shares)
+    received = [own | part for own in trained]
+    if tuning := getattr(method, "tuning_epochs", 0):
+        next_round = len(SCHEDULE) + 1
+        received = [PROBLEM.sgd(own, next_round, i, **options | {"epochs": tuning}) for i, own in enumerate(received)]
+    assert same(run.server, {"params": part}, 1e-10)
+    assert all_same(models(run, "received"), received, 1e-10) and all_same(models(run), trained, 1e-10)
 
 
 class BatchNormNet(nn.Module):
@@ -138,12 +110,7 @@ def test_fedbn_equals_literal_version() -> None:
     trained: list[Weights] = [{} for _ in range(3)]
     for t, clients in enumerate(schedule, start=1):
         for i in clients:
-            w = {**global_model, **own[i]}
-            for e in range(2):
-                for batch in problem.batches(t, i, e):
-                    live = {name: w[name].detach().requires_grad_() for name in shared + normal}
-                    grads = torch.autograd.grad(loss(live, batch), list(live.values()))
-                    w |= {name: live[name].detach() - lr * g for name, g in zip(live, grads, strict=True)}
+            w = problem.sgd({**global_model, **own[i]}, t, i, lr=lr, loss=loss, names=shared + normal)
             parts = [normalization_input(w, batch) for batch in torch.split(problem.all_samples(i), 3)]
             w["downsample.1.running_mean"] = torch.stack([x.mean(0) for x in parts]).mean(0)
             w["downsample.1.running_var"] = torch.stack([x.var(0) for x in parts]).mean(0)
@@ -160,16 +127,15 @@ def align(problem: Problem, received: Weights, own: Weights, lr: float, t: int, 
     """Train one epoch so that features of the received body approach the class means of the previous body."""
     samples, y = problem.all_samples(i), problem.fed.y
     means = {k: features(own, problem.fed.x[samples[y[samples] == k]]).mean(0) for k in set(y[samples].tolist())}  # q_k
-    body = select_names(received, BODY)
-    for batch in problem.batches(t, i, 0):
-        live = {name: w.detach().requires_grad_() for name, w in body.items()}
-        loss = torch.zeros(())
+
+    def loss(body: Weights, batch: Tensor) -> Tensor:
+        total = torch.zeros(())
         for k in set(y[batch].tolist()):
-            members = features(live, problem.fed.x[batch[y[batch] == k]])
-            loss = loss + F.mse_loss(members, means[k].expand_as(members))
-        grads = torch.autograd.grad(loss, list(live.values()))
-        body = {name: w.detach() - lr * g for (name, w), g in zip(live.items(), grads, strict=True)}
-    return body
+            members = features(body, problem.fed.x[batch[y[batch] == k]])
+            total = total + F.mse_loss(members, means[k].expand_as(members))
+        return total
+
+    return problem.sgd(received, t, i, lr=lr, epochs=1, loss=loss)
 
 
 def fisher(problem: Problem, w: Weights, i: int) -> float:
@@ -182,7 +148,7 @@ def fisher(problem: Problem, w: Weights, i: int) -> float:
 
 @pytest.mark.parametrize("weighting", ["fisher", "size", "uniform"])
 def test_fedas_equals_literal_version(weighting: Any) -> None:
-    problem = make_problem()
+    problem = PROBLEM
     run = problem.run(FedAS(align_lr=0.5, weights=weighting), SCHEDULE)
     body = select_names(problem.start, BODY)
     own = [problem.start] * 5
@@ -249,108 +215,7 @@ def test_fedcac_equals_literal_version(tau: float, beta: int) -> None:
     assert all_same(models(run), [last.get(i, problem.start) for i in range(5)], 1e-10)
 
 
-# 2. limiting cases
-
-
-def test_fedrep_without_head_epochs_equals_fedbabu() -> None:
-    problem = make_problem()
-    rep, babu = (problem.run(m, SCHEDULE) for m in (FedRep(head_epochs=0, epochs=2), FedBABU()))
-    assert same(rep.server, babu.server)
-    assert all(torch.equal(m["head.weight"], problem.start["head.weight"]) for m in models(rep, "received"))
-
-
-def test_fedrep_with_equal_epochs_equals_fedalt() -> None:
-    problem = make_problem()
-    rep, alt = (problem.run(m, SCHEDULE) for m in (FedRep(head_epochs=2, epochs=2), FedAlt(epochs=2)))
-    assert same(rep.server, alt.server) and all_same(models(rep, "received"), models(alt, "received"))
-
-
-def test_fedbabu_evaluation_does_not_change_states() -> None:
-    """Evaluation fine-tunes a copy; the global body and the initial head do not change."""
-    problem = make_problem()
-    often, once = (
-        ft.simulate(
-            FedBABU(), problem.net, problem.fed, schedule=SCHEDULE, batch_size=3, dtype=torch.float64,
-            evaluate_every=every,
-        )
-        for every in (1, 3)
-    )  # fmt: skip
-    assert same(often.server, once.server)
-    assert all(same(often.client(i)["personal"], select_names(problem.start, HEAD)) for i in range(5))
-
-
-def test_lg_fedavg_equals_fedsim_with_personal_body() -> None:
-    problem = make_problem()
-    mirror = FedSim(split=("fc1", "fc2"), epochs=2, weights="uniform")
-    lg, sim = (problem.run(m, SCHEDULE) for m in (LGFedAvg(), mirror))
-    assert same(lg.server, sim.server) and all_same(models(lg, "received"), models(sim, "received"))
-
-
-@pytest.mark.parametrize("weights", ["size", "uniform"])
-def test_fedbn_without_batch_norm_equals_fedavg(weights: Any) -> None:
-    problem = make_problem()
-    bn, avg = (problem.run(m, SCHEDULE) for m in (FedBN(weights=weights), FedAvg(weights=weights)))
-    assert same(bn.server, avg.server) and all_same(models(bn, "received"), models(avg, "received"))
-
-
-def test_fedbn_finds_batch_norm_by_type() -> None:
-    problem = make_batch_norm_problem()
-    bn, sim = (problem.run(m, [[0, 1, 2], [1, 2]]) for m in (FedBN(), FedSim(split=("downsample.1",), epochs=2)))
-    assert same(bn.server, sim.server) and all_same(models(bn, "received"), models(sim, "received"))
-    assert not any(name.startswith("downsample.1") for name in bn.server["params"])
-
-
-@pytest.mark.parametrize(
-    "method", [FedPer(), LGFedAvg(), FedBN(), FedCAC(), FedAS(align_epochs=0)], ids=lambda m: type(m).__name__
-)
-def test_single_client_equals_local_training(method: ft.Method) -> None:
-    for problem in (make_problem((8,)), make_batch_norm_problem((9,))):
-        run, local = (problem.run(m, [[0]] * 3) for m in (method, Local()))
-        assert all_same(models(run, "received"), models(local, "received"), 1e-12)
-
-
-def test_fedas_without_alignment_and_fisher_weights_equals_fedper() -> None:
-    problem = make_problem()
-    plain, per = (problem.run(m, SCHEDULE) for m in (FedAS(align_epochs=0, weights="size"), FedPer()))
-    assert same(plain.server, per.server) and all_same(models(plain), models(per))
-    assert plain.records[0]["bytes_up"] == per.records[0]["bytes_up"]
-
-
-def test_fedcac_without_critical_entries_equals_fedavg() -> None:
-    problem = make_problem()
-    cac, avg = (problem.run(m, SCHEDULE) for m in (FedCAC(tau=0.0), FedAvg()))
-    assert same(cac.server["params"], avg.server["params"]) and all_same(
-        models(cac, "received"), models(avg, "received")
-    )
-
-
-def test_fedcac_with_all_entries_critical_gives_plain_mean() -> None:
-    """All masks are equal, so all clients collaborate in all rounds."""
-    problem = make_problem()
-    cac, avg = (problem.run(m, FULL) for m in (FedCAC(tau=1.0, beta=1), FedAvg(weights="uniform")))
-    assert all_same(models(cac, "received"), models(avg, "received"), 1e-12)
-
-
-def test_fedcac_after_round_beta_keeps_critical_entries_personal() -> None:
-    """After round β, clients do not collaborate, except for ties."""
-    problem = make_problem()
-    run = problem.run(FedCAC(beta=1), FULL)
-    for i in range(5):
-        mask = {name: whole[i] for name, whole in run.server["critical"].items()}
-        received, trained = run.personal(i, "received"), run.personal(i, "trained")
-        for name in mask:
-            expected = torch.where(mask[name], trained[name], run.server["params"][name])
-            assert torch.allclose(received[name], expected, atol=1e-12, rtol=0)
-
-
-# 3. edge cases and differences from public code
-
-
-def test_fedas_aligns_each_sample_with_class_mean() -> None:
-    """With one batch, aligning class means instead would have no effect in round 1, because both bodies are equal."""
-    problem = make_problem((6, 5), batch_size=6)
-    aligned, unaligned = (problem.run(FedAS(align_epochs=e), [[0, 1]]) for e in (1, 0))
-    assert not all_same(models(aligned, "received"), models(unaligned, "received"), 1e-5)
+# edge cases and differences from public code
 
 
 def test_fedas_with_zero_fisher_information_uses_uniform_weights() -> None:
@@ -392,8 +257,8 @@ def test_overlap_is_relative_to_own_mask() -> None:
 def test_rounding_does_not_separate_clients_with_equal_overlaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounded mean of twelve values of 0.1 is above 0.1."""
     all_clients = torch.ones(4, dtype=torch.bool)
-    monkeypatch.setattr("fedtailor.methods.fedcac.overlaps", lambda masks: torch.full((4, 4), 0.1).double())
-    assert FedCAC(beta=1)._collaborators({"w": all_clients[:, None]}, all_clients, round=9).all()
+    monkeypatch.setattr("fedtailor.methods.fedcac.overlaps", lambda masks: torch.full((4, 4), 0.1, dtype=torch.float64))
+    assert FedCAC()._collaborators({"w": all_clients[:, None]}, all_clients, round=1).all()
 
 
 def test_client_without_critical_entries_does_not_affect_collaborators() -> None:
@@ -403,16 +268,6 @@ def test_client_without_critical_entries_does_not_affect_collaborators() -> None
     without = FedCAC()._collaborators({"w": masks[:3]}, torch.ones(3, dtype=torch.bool), round=1)
     assert torch.equal(found[:3, :3], without) and found[3].tolist() == [False, False, False, True]
     assert not without.all()
-
-
-def test_fedcac_mixes_anew_for_absent_clients() -> None:
-    """An absent client receives the current global model; a client that never took part receives only this model."""
-    problem = make_problem()
-    run = problem.run(FedCAC(), [[0, 1, 2], [1, 2]])
-    absent, global_model = run.personal(0, "received"), run.server["params"]
-    for name, mask in run.server["critical"].items():
-        assert torch.equal(absent[name][~mask[0]], global_model[name][~mask[0]])
-    assert same(run.personal(4, "received"), global_model)
 
 
 def test_fedcac_averages_running_statistics() -> None:

@@ -9,9 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
-from support.problem import Problem, Weights
+from support.problem import Problem, Weights, inner, minus, mixture
 
 Row = list[float]
 Matrix = list[Row]
@@ -65,7 +63,7 @@ def fedapa(problem: Problem, schedule: Sequence[Sequence[int]], s: Settings) -> 
         now.weights.append([list(row) for row in now.A])
     for i in range(problem.num_clients):
         row = prepare(now.A[i], i, s) if s.variant == "code" else now.A[i]
-        now.received.append({**aggregate(row, now.theta), **now.phi[i]})
+        now.received.append({**mixture(row, now.theta), **now.phi[i]})
     return now
 
 
@@ -86,7 +84,7 @@ def run_round_as_paper(problem: Problem, s: Settings, now: Outcome, t: int, clie
     """Lines 6 to 14. "In parallel" is interpreted such that all clients use θ_j and A from the start of the round."""
     theta = list(now.theta)
     for i in clients:
-        theta_bar = aggregate(now.A[i], theta)  # line 7, equation (5)
+        theta_bar = mixture(now.A[i], theta)  # line 7, equation (5): θ̄_i = Σ_j a_ij θ_j
         theta_i = client_update(problem, s, now, t, i, theta_bar)  # line 8
         grad = proxy_grad(theta, theta_bar, theta_i, s)
         old, stepped = list(now.A[i]), []
@@ -104,7 +102,7 @@ def run_round_as_code(problem: Problem, s: Settings, now: Outcome, t: int, clien
     for i in clients:
         now.A[i] = prepare(now.A[i], i, s)
         used, theta = list(now.A[i]), list(now.theta)
-        theta_bar = aggregate(used, theta)
+        theta_bar = mixture(used, theta)
         theta_i = client_update(problem, s, now, t, i, theta_bar)
         grad = proxy_grad(theta, theta_bar, theta_i, s)
         for k in range(problem.num_clients):
@@ -120,41 +118,23 @@ def run_round_as_code(problem: Problem, s: Settings, now: Outcome, t: int, clien
 
 def client_update(problem: Problem, s: Settings, now: Outcome, t: int, i: int, theta_bar: Weights) -> Weights:
     """Lines 17 to 28, equation (4): train body and head jointly; the head is stored, and the body is uploaded."""
-    omega = {**theta_bar, **now.phi[i]}
-    velocity: Weights = {}
-    for e in range(s.epochs):
-        for batch in problem.batches(t, i, e):
-            gradient = problem.gradient(omega, batch)
-            for name in omega:
-                step = gradient[name] + s.weight_decay * omega[name]
-                velocity[name] = s.momentum * velocity[name] + step if name in velocity else step
-                omega[name] = omega[name] - s.lr * velocity[name]
-    now.trained[i] = dict(omega)
+    omega = problem.sgd(
+        theta_bar | now.phi[i], t, i, lr=s.lr, epochs=s.epochs, momentum=s.momentum, weight_decay=s.weight_decay
+    )
+    now.trained[i] = omega
     now.phi[i] = private(omega, s)
     return shared(omega, s)
 
 
-def aggregate(row: Row, theta: Sequence[Weights]) -> Weights:
-    """Equation (5): θ̄_i = Σ_j a_ij θ_j."""
-    total = {name: torch.zeros_like(weight) for name, weight in theta[0].items()}
-    for a, theta_j in zip(row, theta, strict=True):
-        for name in total:
-            total[name] = total[name] + a * theta_j[name]
-    return total
-
-
 def proxy_grad(theta: Sequence[Weights], theta_bar: Weights, theta_i: Weights, s: Settings) -> Row:
     """∂J_i/∂a_ij = ⟨θ_j, θ̄_i − θ_i⟩. Equation (7) prints Δθ_i = θ_i − θ̄_i instead, which increases J_i."""
-    change = {name: theta_bar[name] - theta_i[name] for name in theta_bar}
-    if s.printed_sign:
-        change = {name: theta_i[name] - theta_bar[name] for name in theta_bar}  # equation (6)
+    change = minus(theta_i, theta_bar) if s.printed_sign else minus(theta_bar, theta_i)  # equation (6), if printed
     return [inner(theta_j, change) for theta_j in theta]
 
 
 def proxy(row: Row, theta: Sequence[Weights], theta_i: Weights) -> float:
     """J_i = ½‖Σ_j a_ij θ_j − θ_i‖², the proxy of the local loss (below equation (7))."""
-    mixed = aggregate(row, theta)
-    difference = {name: mixed[name] - theta_i[name] for name in mixed}
+    difference = minus(mixture(row, theta), theta_i)
     return inner(difference, difference) / 2
 
 
@@ -187,11 +167,6 @@ def entropy(row: Row) -> float:
     """−Σ p log p of the normalized nonnegative part of a row; 0 if at most one entry is positive."""
     positive = [a for a in row if a > 0]
     return -sum(a / sum(positive) * math.log(a / sum(positive)) for a in positive)
-
-
-def inner(a: Weights, b: Weights) -> float:
-    """⟨a, b⟩ over all entries of all layers."""
-    return sum(float((a[name] * b[name]).sum()) for name in a)
 
 
 def shared(omega: Weights, s: Settings) -> Weights:

@@ -1,4 +1,4 @@
-"""Literal versions of FedAPM (KDD 2025), FedAlt, and FedSim (ICML 2022): loops over rounds, clients, and weights.
+"""A literal version of FedAPM (KDD 2025): loops over rounds, clients, and weights.
 
 Symbols are those of the paper: v personal part, u shared part, π dual variable, z upload, ξ accuracy. Fields have the
 names of the library.
@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from support.problem import Problem, Weights
+from support.problem import Problem, Weights, average, inner, minus, zeros
 
 GradFunction = Callable[[Weights, Tensor], Weights]  # (weights, samples) -> gradient for the trained weights
 UNKNOWN = -1.0  # ξ before a client's first round, if it is computed from the first gradient
@@ -59,63 +58,28 @@ class Settings:
     printed_loss: bool = False
 
 
-# arithmetic on weights
-
-
-def inner(a: Weights, b: Weights) -> float:
-    total = 0.0
-    for name in a:
-        total += float((a[name] * b[name]).sum())
-    return total
-
-
-def minus(a: Weights, b: Weights) -> Weights:
-    return {name: a[name] - b[name] for name in a}
-
-
 def squared_norm(a: Weights) -> float:
     return inner(a, a)
 
 
-def mean(many: Sequence[Weights], weights: Sequence[float]) -> Weights:
-    result = {}
-    for name in many[0]:
-        result[name] = torch.zeros_like(many[0][name])
-        for one, weight in zip(many, weights, strict=True):
-            result[name] += weight / sum(weights) * one[name]
-    return result
-
-
-def is_personal(name: str, layers: Sequence[str]) -> bool:
-    return any(name.startswith(f"{layer}.") for layer in layers)
-
-
 def split(weights: Weights, layers: Sequence[str]) -> tuple[Weights, Weights]:
     """(v, u)"""
-    v = {name: weight.clone() for name, weight in weights.items() if is_personal(name, layers)}
-    u = {name: weight.clone() for name, weight in weights.items() if not is_personal(name, layers)}
-    return v, u
+    prefixes = tuple(f"{layer}." for layer in layers)
+    v = {name: weight for name, weight in weights.items() if name.startswith(prefixes)}
+    return v, {name: weight for name, weight in weights.items() if name not in v}
 
 
 def sgd(
-    problem: Problem, t: int, i: int, grad: GradFunction, w: Weights, *, lr: float, epochs: int, momentum: float = 0.0,
-    weight_decay: float = 0.0, stop: Callable[[Weights], bool] | None = None,
+    problem: Problem, s: Settings, t: int, i: int, grad: GradFunction, w: Weights, epochs: int,
+    stop: Callable[[Weights], bool] | None = None,
 ) -> tuple[Weights, int]:  # fmt: skip
-    """Run the steps of torch.optim.SGD; return weights and number of epochs. `stop` is called before each epoch."""
-    w = {name: weight.clone() for name, weight in w.items()}
-    velocity: Weights = {}
+    """Run SGD; return weights and number of epochs. `stop` is called before each epoch."""
     for number in range(epochs):
         if stop is not None and stop(w):
             return w, number
         for samples in problem.batches(t, i, number):
             g = grad(w, samples)
-            for name in w:
-                step = g[name] + weight_decay * w[name]
-                if name in velocity:
-                    step = momentum * velocity[name] + step
-                velocity[name] = step
-            for name in w:
-                w[name] = w[name] - lr * velocity[name]
+            w = {name: w[name] - s.lr * (g[name] + s.weight_decay * w[name]) for name in w}
     return w, epochs
 
 
@@ -177,18 +141,17 @@ def train(problem: Problem, s: Settings, t: int, i: int, old: Client, ū: Weight
             return grad_v(problem, s, i, v, u, old.v, samples) | grad_u(problem, s, i, v, u, old.π, ū, samples)
 
         w, epochs = sgd(
-            problem, t, i, both, old.v | start, lr=s.lr, epochs=s.epochs_shared, weight_decay=s.weight_decay,
-            stop=lambda w: reached(*split(w, s.layers)),
-        )  # fmt: skip
+            problem, s, t, i, both, old.v | start, s.epochs_shared, stop=lambda w: reached(*split(w, s.layers))
+        )
         v, u = split(w, s.layers)
     else:
         v, _ = sgd(
-            problem, t, i, lambda v, samples: grad_v(problem, s, i, v, start, old.v, samples), old.v,
-            lr=s.lr, epochs=s.epochs_personal, weight_decay=s.weight_decay,
+            problem, s, t, i, lambda v, samples: grad_v(problem, s, i, v, start, old.v, samples), old.v,
+            s.epochs_personal,
         )  # fmt: skip
         u, epochs = sgd(
-            problem, t, i, lambda u, samples: grad_u(problem, s, i, v, u, old.π, ū, samples), start,
-            lr=s.lr, epochs=s.epochs_shared, weight_decay=s.weight_decay, stop=lambda u: reached(v, u),
+            problem, s, t, i, lambda u, samples: grad_u(problem, s, i, v, u, old.π, ū, samples), start,
+            s.epochs_shared, stop=lambda u: reached(v, u),
         )  # fmt: skip
 
     if not s.duals:
@@ -202,16 +165,15 @@ def fedapm(problem: Problem, schedule: Sequence[Sequence[int]], s: Settings) -> 
     """Run Algorithm 1; return the states before round 1 and after each round."""
     v, u = split(problem.start, s.layers)
     ξ = UNKNOWN if s.accuracy_start is None else s.accuracy_start
-    zero = {name: torch.zeros_like(weight) for name, weight in u.items()}
-    clients = [deepcopy(Client(v, u, zero, u, ξ)) for _ in range(problem.num_clients)]
+    clients = [deepcopy(Client(v, u, zeros(u), u, ξ)) for _ in range(problem.num_clients)]
     history = [State(u, deepcopy(clients))]
     for t, chosen in enumerate(schedule, start=1):
-        ū = mean([client.z for client in clients], [1.0] * len(clients))  # Eq. 8, including absent clients
+        ū = average([client.z for client in clients], [1.0] * len(clients))  # Eq. 8, including absent clients
         state = State(ū, clients)
         for i in chosen:
             clients[i], state.epochs[i] = train(problem, s, t, i, clients[i], ū)
             state.drift[i] = math.sqrt(squared_norm(minus(clients[i].u, ū)))
-        state.u = mean([client.z for client in clients], [1.0] * len(clients))  # Eq. 8 of the next round
+        state.u = average([client.z for client in clients], [1.0] * len(clients))  # Eq. 8 of the next round
         history.append(deepcopy(state))
     return history
 
@@ -227,33 +189,25 @@ def lagrangian(problem: Problem, s: Settings, state: State, i: int) -> float:
     return client_alpha(problem, s, i) * loss + inner(client.π, gap) + s.rho / 2 * squared_norm(gap)
 
 
-def total_lagrangian(problem: Problem, s: Settings, state: State) -> float:
-    total = 0.0
-    for i in range(problem.num_clients):
-        total += lagrangian(problem, s, state, i)
-    return total
-
-
 def lyapunov(problem: Problem, s: Settings, state: State) -> float:
     """Eq. 17; for a client that has not trained yet, ξ is its initial value."""
-    total = total_lagrangian(problem, s, state)
+    total = 0.0
     for i, client in enumerate(state.clients):
         ξ = first_accuracy(problem, s, i, client) if client.ξ == UNKNOWN else client.ξ
-        total += 29 / (s.rho * (1 - s.accuracy_decay)) * ξ
+        total += lagrangian(problem, s, state, i) + 29 / (s.rho * (1 - s.accuracy_decay)) * ξ
     return total
 
 
 def residual(problem: Problem, s: Settings, state: State) -> float:
     """The residual of Definition 1."""
     total = 0.0
-    duals = {name: torch.zeros_like(weight) for name, weight in state.u.items()}
+    duals = zeros(state.u)
     for i, client in enumerate(state.clients):
         samples_i = problem.all_samples(i)
         g, _ = gradients(problem, client.v, client.u, samples_i)
         total += squared_norm(grad_u(problem, s, i, client.v, client.u, client.π, state.u, samples_i))
         total += squared_norm(g) + squared_norm(minus(client.u, state.u))
-        for name in duals:
-            duals[name] += client.π[name]
+        duals = {name: duals[name] + client.π[name] for name in duals}
     return math.sqrt(total + squared_norm(duals))
 
 
@@ -264,48 +218,3 @@ def moved(before: State, after: State) -> float:
         total += squared_norm(minus(new.v, old.v)) + squared_norm(minus(new.u, old.u))
         total += squared_norm(minus(after.u, before.u))
     return total
-
-
-# FedAlt and FedSim
-
-
-@dataclass
-class Partial:
-    """The result of FedAlt or FedSim."""
-
-    u: Weights
-    v: list[Weights]
-    trained: list[Weights]  # u as last trained by each client, initially the start
-
-
-def partial_personalization(
-    problem: Problem, schedule: Sequence[Sequence[int]], *, layers: Sequence[str], lr: float, weights: str,
-    epochs: tuple[int, int] | int, momentum: float = 0.0, weight_decay: float = 0.0,
-) -> Partial:  # fmt: skip
-    """Run FedAlt if `epochs` is a pair (first v, then u), or FedSim if it is one integer (both together).
-
-    `weights` is "size" or "uniform" over the participants, or "stored": the plain mean of the latest u of all clients,
-    including absent ones, as in the code of the authors of FedAPM.
-    """
-    v, u = split(problem.start, layers)
-    end = Partial(u, [v for _ in problem.sizes], [u for _ in problem.sizes])
-
-    def step(w: Weights, fixed: Weights, t: int, i: int, epochs: int) -> Weights:
-        def grad(w: Weights, samples: Tensor) -> Weights:
-            return problem.gradient(w | fixed, samples)
-
-        return sgd(problem, t, i, grad, w, lr=lr, epochs=epochs, momentum=momentum, weight_decay=weight_decay)[0]
-
-    for t, chosen in enumerate(schedule, start=1):
-        for i in chosen:
-            if isinstance(epochs, tuple):
-                end.v[i] = step(end.v[i], end.u, t, i, epochs[0])
-                end.trained[i] = step(end.u, end.v[i], t, i, epochs[1])
-            else:
-                end.v[i], end.trained[i] = split(step(end.v[i] | end.u, {}, t, i, epochs), layers)
-        if weights == "stored":
-            end.u = mean(end.trained, [1.0] * problem.num_clients)
-        else:
-            shares = [float(problem.sizes[i]) if weights == "size" else 1.0 for i in chosen]
-            end.u = mean([end.trained[i] for i in chosen], shares)
-    return end

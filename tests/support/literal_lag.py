@@ -4,34 +4,20 @@ The module also contains literal versions of methods that LAG can wrap: FedAvg, 
 With k = 0, the wrapper equals the inner method. Objects are modified in place.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from support.problem import Problem, Weights
+from fedtailor.core.method import Method
+from fedtailor.core.trees import Tree
+from fedtailor.methods import FedAvg, FedExP, FedProx, PFedMe, Scaffold
+from support.problem import Problem, Weights, inner, minus, mixture, zeros
 
 
 def copy(w: Weights) -> Weights:
     return {name: w[name].clone() for name in w}
-
-
-def zeros(w: Weights) -> Weights:
-    return {name: torch.zeros_like(w[name]) for name in w}
-
-
-def squared_norm(w: Weights) -> float:
-    return sum(float((w[name] ** 2).sum()) for name in w)
-
-
-def weighted_sum(p: Sequence[float], models: Sequence[Weights]) -> Weights:
-    """Σ_i p_i w_i"""
-    total = zeros(models[0])
-    for p_i, w_i in zip(p, models, strict=True):
-        for name in total:
-            total[name] = total[name] + p_i * w_i[name]
-    return total
 
 
 def shares(problem: Problem, S: Sequence[int], by_size: bool) -> list[float]:
@@ -48,34 +34,15 @@ def layers_of(w: Weights) -> dict[str, list[str]]:
     return layers
 
 
-class Inner(Protocol):
-    """A method that LAG wraps: its client step and its server step."""
-
-    problem: Problem
-    lr: float  # η
-    w: Weights  # the server model
-
-    def train(self, r: int, i: int, start: Weights, personal: Sequence[str]) -> Weights:
-        """Train client i from `start` and return its upload; the parameters in `personal` are personal."""
-
-    def aggregate(self, S: Sequence[int], starts: Sequence[Weights], uploads: Sequence[Weights]) -> None:
-        """Update the server model."""
-
-    def received(self, i: int) -> Weights:
-        """Return the model of client i after a download."""
-
-    def trained(self, i: int, upload: Weights) -> Weights:
-        """Return the model of client i after training."""
-
-    def has_personal_models(self) -> bool:
-        """Return whether all layers of the clients' models are personal without LAG."""
-
-
 class LiteralFedAvg:
-    """w_i: E epochs of SGD from the received model; w ← Σ p_i w_i.
+    """Base of the methods that LAG wraps, and FedAvg itself.
+
+    w_i: E epochs of SGD from the received model; w ← Σ p_i w_i.
 
     With μ > 0, the method is FedProx, whose gradient is ∇f + μ(w − received).
     """
+
+    has_personal_models = False  # whether all layers of the clients' models are personal without LAG
 
     def __init__(
         self, problem: Problem, lr: float, epochs: int = 2, momentum: float = 0.0, weight_decay: float = 0.0,
@@ -83,9 +50,11 @@ class LiteralFedAvg:
     ) -> None:  # fmt: skip
         self.problem, self.lr, self.epochs, self.momentum = problem, lr, epochs, momentum
         self.weight_decay, self.mu, self.by_size = weight_decay, mu, by_size
-        self.w = problem.start
+        self.w = problem.start  # the server model
 
     def train(self, r: int, i: int, start: Weights, personal: Sequence[str]) -> Weights:
+        """Train client i from `start` and return its upload; the parameters in `personal` are personal."""
+
         def loss(w: Weights, b: Tensor) -> Tensor:
             return self.problem.loss(w, b) + self.mu / 2 * sum((w[n] - start[n]).square().sum() for n in w)
 
@@ -95,16 +64,23 @@ class LiteralFedAvg:
         )  # fmt: skip
 
     def aggregate(self, S: Sequence[int], starts: Sequence[Weights], uploads: Sequence[Weights]) -> None:
-        self.w = weighted_sum(shares(self.problem, S, self.by_size), uploads)
+        """Update the server model."""
+        self.w = mixture(shares(self.problem, S, self.by_size), uploads)
 
     def received(self, i: int) -> Weights:
+        """Return the model of client i after a download."""
         return copy(self.w)
 
     def trained(self, i: int, upload: Weights) -> Weights:
+        """Return the model of client i after training."""
         return copy(upload)
 
-    def has_personal_models(self) -> bool:
-        return False
+    def server_state(self) -> Tree:
+        """Return the server state with the names of the library."""
+        return {"params": self.w}
+
+    def client_state(self, i: int) -> Tree:
+        return {}
 
 
 class LiteralFedExP(LiteralFedAvg):
@@ -121,13 +97,13 @@ class LiteralFedExP(LiteralFedAvg):
 
     def aggregate(self, S: Sequence[int], starts: Sequence[Weights], uploads: Sequence[Weights]) -> None:
         p = shares(self.problem, S, self.by_size)
-        mean = weighted_sum(p, uploads)
-        delta_bar = {name: mean[name] - self.w[name] for name in self.w}  # Δ̄
+        mean = mixture(p, uploads)
+        delta_bar = minus(mean, self.w)  # Δ̄
         numerator = 0.0
         for p_i, start, upload in zip(p, starts, uploads, strict=True):
-            delta_i = {name: upload[name] - start[name] for name in upload}  # Δ_i, relative to the start of client i
-            numerator += p_i * squared_norm(delta_i)
-        eta_g = max(1.0, numerator / (2 * (squared_norm(delta_bar) + self.epsilon)))
+            delta_i = minus(upload, start)  # Δ_i, relative to the start of client i
+            numerator += p_i * inner(delta_i, delta_i)
+        eta_g = max(1.0, numerator / (2 * (inner(delta_bar, delta_bar) + self.epsilon)))
         self.steps.append(eta_g)
         self.previous = copy(self.w)
         self.w = {name: self.w[name] + eta_g * delta_bar[name] for name in self.w}
@@ -137,13 +113,16 @@ class LiteralFedExP(LiteralFedAvg):
             return copy(self.w)
         return {name: (self.previous[name] + self.w[name]) / 2 for name in self.w}  # (w_t + w_{t+1}) / 2
 
+    def server_state(self) -> Tree:
+        return {"params": self.w, "previous": self.previous}
 
-class LiteralScaffold:
+
+class LiteralScaffold(LiteralFedAvg):
     """Option II: y ← y − η (∇f(y; b) − c_i + c), c_i⁺ = c_i − c + (start − y) / (K η)."""
 
     def __init__(self, problem: Problem, lr: float, epochs: int = 2, server_lr: float = 1.0) -> None:
-        self.problem, self.lr, self.epochs, self.server_lr = problem, lr, epochs, server_lr
-        self.w = problem.start
+        super().__init__(problem, lr, epochs)
+        self.server_lr = server_lr
         self.c = zeros(self.w)
         self.c_i = [zeros(self.w) for _ in range(problem.num_clients)]
         self.delta_c: dict[int, Weights] = {}  # of the clients of the round
@@ -163,7 +142,7 @@ class LiteralScaffold:
         return y
 
     def aggregate(self, S: Sequence[int], starts: Sequence[Weights], uploads: Sequence[Weights]) -> None:
-        mean = weighted_sum(shares(self.problem, S, by_size=False), uploads)
+        mean = mixture(shares(self.problem, S, by_size=False), uploads)
         N = self.problem.num_clients
         for name in self.w:
             self.w[name] = self.w[name] + self.server_lr * (mean[name] - self.w[name])
@@ -171,26 +150,24 @@ class LiteralScaffold:
                 self.c[name] = self.c[name] + self.delta_c[i][name] / N
         self.delta_c = {}
 
-    def received(self, i: int) -> Weights:
-        return copy(self.w)
+    def server_state(self) -> Tree:
+        return {"params": self.w, "control": self.c}
 
-    def trained(self, i: int, upload: Weights) -> Weights:
-        return copy(upload)
-
-    def has_personal_models(self) -> bool:
-        return False
+    def client_state(self, i: int) -> Tree:
+        return {"control": self.c_i[i]}
 
 
-class LiteralPFedMe:
+class LiteralPFedMe(LiteralFedAvg):
     """R times: θ̃ ≈ argmin f(θ; b) + (λ/2) ‖θ − w_i‖² in K steps on one batch, then w_i ← w_i − ηλ (w_i − θ̃)."""
+
+    has_personal_models = True
 
     def __init__(
         self, problem: Problem, lr: float = 0.005, personal_lr: float = 0.09, lam: float = 15.0, inner_steps: int = 5,
         steps: int = 20, beta: float = 1.0,
     ) -> None:  # fmt: skip
-        self.problem, self.lr, self.personal_lr, self.lam = problem, lr, personal_lr, lam
-        self.K, self.R, self.beta = inner_steps, steps, beta
-        self.w = problem.start
+        super().__init__(problem, lr)
+        self.personal_lr, self.lam, self.K, self.R, self.beta = personal_lr, lam, inner_steps, steps, beta
         self.theta = [problem.start for _ in range(problem.num_clients)]  # θ̃_i
 
     def train(self, r: int, i: int, start: Weights, personal: Sequence[str]) -> Weights:
@@ -206,7 +183,7 @@ class LiteralPFedMe:
         return w_i
 
     def aggregate(self, S: Sequence[int], starts: Sequence[Weights], uploads: Sequence[Weights]) -> None:
-        mean = weighted_sum(shares(self.problem, S, by_size=True), uploads)
+        mean = mixture(shares(self.problem, S, by_size=True), uploads)
         self.w = {name: (1 - self.beta) * self.w[name] + self.beta * mean[name] for name in self.w}
 
     def received(self, i: int) -> Weights:
@@ -215,20 +192,25 @@ class LiteralPFedMe:
     def trained(self, i: int, upload: Weights) -> Weights:
         return copy(self.theta[i])
 
-    def has_personal_models(self) -> bool:
-        return True
+    def client_state(self, i: int) -> Tree:
+        return {"own": self.theta[i]}
 
 
-def library_states(inner: Inner) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the server state and the client states of a method, with the names of the library."""
-    clients = range(inner.problem.num_clients)
-    if isinstance(inner, LiteralScaffold):
-        return {"params": inner.w, "control": inner.c}, [{"control": inner.c_i[i]} for i in clients]
-    if isinstance(inner, LiteralPFedMe):
-        return {"params": inner.w}, [{"own": inner.theta[i]} for i in clients]
-    if isinstance(inner, LiteralFedExP):
-        return {"params": inner.w, "previous": inner.previous}, [{} for _ in clients]
-    return {"params": inner.w}, [{} for _ in clients]
+SGD: dict[str, Any] = {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.01}
+ME: dict[str, Any] = {"lr": 0.1, "personal_lr": 0.05, "lam": 2.0, "inner_steps": 3, "steps": 7, "beta": 0.5}
+INNER: dict[str, tuple[Method, Callable[[Problem], LiteralFedAvg]]] = {
+    "fedavg": (FedAvg(**SGD), lambda p: LiteralFedAvg(p, **SGD)),
+    "fedavg, uniform": (FedAvg(**SGD, weights="uniform"), lambda p: LiteralFedAvg(p, **SGD, by_size=False)),
+    "fedprox": (FedProx(**SGD, mu=0.5), lambda p: LiteralFedAvg(p, **SGD, mu=0.5)),
+    "scaffold": (Scaffold(lr=0.1, server_lr=0.7), lambda p: LiteralScaffold(p, 0.1, server_lr=0.7)),
+    "fedexp": (FedExP(**SGD), lambda p: LiteralFedExP(p, **SGD)),
+    "fedexp, size": (FedExP(**SGD, weights="size"), lambda p: LiteralFedExP(p, **SGD, by_size=True)),
+    "fedexp, last": (
+        FedExP(**SGD, epsilon=0.01, average_last=False),
+        lambda p: LiteralFedExP(p, **SGD, epsilon=0.01, average_last=False),
+    ),
+    "pfedme": (PFedMe(**ME), lambda p: LiteralPFedMe(p, **ME)),
+}
 
 
 def cosine(h_u: Tensor, h_v: Tensor) -> float | None:
@@ -269,7 +251,9 @@ def fixed_layers(which: str, k: int, L: int) -> set[int]:
 class LiteralLAG:
     """Algorithms 1 and 2 around an inner method."""
 
-    def __init__(self, inner: Inner, k: int, xi: float = -0.1, warmup: int = 1, layers: str = "conflict") -> None:
+    def __init__(
+        self, inner: LiteralFedAvg, k: int, xi: float = -0.1, warmup: int = 1, layers: str = "conflict"
+    ) -> None:
         self.inner, self.problem = inner, inner.problem
         self.k, self.xi, self.warmup, self.which = k, xi, warmup, layers
         self.layers = layers_of(self.problem.start)
@@ -303,7 +287,7 @@ class LiteralLAG:
         for u, upload in zip(S, uploads, strict=True):
             self.models[u] = copy(upload)
             self.last[u] = self.inner.trained(u, upload)
-        mean_start = weighted_sum([1 / len(S)] * len(S), starts)
+        mean_start = mixture([1 / len(S)] * len(S), starts)
         for name in personal:  # the server has no copy of these; the mean replaces it
             self.inner.w[name] = mean_start[name]
         self.inner.aggregate(S, starts, uploads)
@@ -343,7 +327,7 @@ class LiteralLAG:
     def received(self, u: int) -> Weights:
         """Return the model of client u in the next round: personal layers as trained, other layers as received."""
         model = self.inner.received(u)
-        if not self.inner.has_personal_models():
+        if not self.inner.has_personal_models:
             for name in self.names(self.L_p):
                 model[name] = self.models[u][name].clone()
         return model

@@ -8,27 +8,11 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import random
-from support.problem import Problem, Weights
+from support.problem import Problem, Weights, average, inner, minus, mixture
 
 Schedule = Sequence[Sequence[int]]
 Matrix = list[list[float]]
 PART = 6  # salt of the split of a client's data
-
-
-def inner(a: Weights, b: Weights) -> float:
-    return sum(float((a[n] * b[n]).sum()) for n in a)
-
-
-def minus(a: Weights, b: Weights) -> Weights:
-    return {n: a[n] - b[n] for n in a}
-
-
-def mixture(weights: Sequence[float], models: Sequence[Weights]) -> Weights:
-    """Σ_j weights_j · model_j."""
-    total = {n: torch.zeros_like(w) for n, w in models[0].items()}
-    for weight, model in zip(weights, models, strict=True):
-        total = {n: total[n] + weight * model[n] for n in total}
-    return total
 
 
 def parts(problem: Problem, client: int, share: float, round: int) -> tuple[Tensor, Tensor]:
@@ -38,22 +22,6 @@ def parts(problem: Problem, client: int, share: float, round: int) -> tuple[Tens
     shuffled = own[random.permutation(key, len(own), None, own.device)]
     cut = max(1, int(share * len(own)))
     return shuffled[:cut], shuffled[cut:] if len(own) > 1 else shuffled
-
-
-def batches(problem: Problem, own: Tensor, round: int, client: int, number: int) -> list[Tensor]:
-    """Return the batches of epoch `number` over some samples of a client."""
-    key = random.make_key(problem.seed, round, 1, number, torch.tensor(client))
-    return list(torch.split(own[random.permutation(key, len(own), None, own.device)], problem.batch_size))
-
-
-def sgd(problem: Problem, start: Weights, own: Tensor, round: int, client: int, lr: float, epochs: int) -> Weights:
-    """Run plain SGD on these samples."""
-    weights = dict(start)
-    for number in range(epochs):
-        for batch in batches(problem, own, round, client, number):
-            grad = problem.gradient(weights, batch)
-            weights = {n: weights[n] - lr * grad[n] for n in weights}
-    return weights
 
 
 # FedAMP
@@ -93,12 +61,12 @@ def fedamp(problem: Problem, schedule: Schedule, s: Any) -> tuple[list[Weights],
         before = list(models)
         for i in clients:
             u = mixture(rows[i], before)
-            w = dict(u)
-            for number in range(s.epochs):
-                for batch in problem.batches(t, i, number):
-                    grad = problem.gradient(w, batch)
-                    w = {n: w[n] - s.lr * (grad[n] + s.lam / s.alpha * (w[n] - u[n])) for n in w}
-            models[i] = w
+
+            def loss(w: Weights, batch: Tensor, u: Weights = u) -> Tensor:
+                distance = torch.stack([(w[n] - u[n]).square().sum() for n in w]).sum()
+                return problem.loss(w, batch) + float(s.lam / s.alpha / 2) * distance
+
+            models[i] = problem.sgd(u, t, i, lr=s.lr, epochs=s.epochs, loss=loss)
         rows = attention(models, s)
     return models, rows
 
@@ -116,7 +84,8 @@ def fedfomo(problem: Problem, schedule: Schedule, s: Any, chosen: Sequence[dict[
             start, w = move(problem, before, i, chosen[t - 1][i], s)
             for n, weight in w.items():
                 P[i, n] += weight
-            models[i] = sgd(problem, start, parts(problem, i, s.validation, 0)[1], t, i, s.lr, s.epochs)
+            rest = parts(problem, i, s.validation, 0)[1]
+            models[i] = problem.sgd(start, t, i, lr=s.lr, epochs=s.epochs, own=rest)
     return models, P
 
 
@@ -196,7 +165,7 @@ def fedala(problem: Problem, schedule: Schedule, s: Any, last: Sequence[str]) ->
             return start, weights, 0
         losses: list[float] = []
         while len(losses) < (1 if i in epochs else s.first_epochs):
-            for batch in batches(problem, parts(problem, i, s.share, t)[0], t, i, len(losses)):
+            for batch in problem.batches(t, i, len(losses), parts(problem, i, s.share, t)[0]):
                 loss, grad = float(problem.loss(start, batch)), problem.gradient(start, batch)
                 for n in last:
                     step = s.weight_lr * grad[n] * (global_model[n] - own[i][n])
@@ -213,10 +182,9 @@ def fedala(problem: Problem, schedule: Schedule, s: Any, last: Sequence[str]) ->
             start, W[i], count = adapt(t, i)
             if count:
                 epochs.setdefault(i, count)
-            ends[i] = sgd(problem, start, problem.all_samples(i), t, i, s.lr, s.epochs)
+            ends[i] = problem.sgd(start, t, i, lr=s.lr, epochs=s.epochs)
         for i, end in ends.items():
             own[i] = end
-        sizes = [problem.sizes[i] for i in clients]
-        global_model = mixture([n / sum(sizes) for n in sizes], list(ends.values()))
+        global_model = average(list(ends.values()), [problem.sizes[i] for i in clients])
     received = [adapt(len(schedule) + 1, i)[0] for i in range(problem.num_clients)]
     return global_model, W, own, received, epochs

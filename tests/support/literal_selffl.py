@@ -7,38 +7,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
-from support.problem import Problem, Weights
+from support.problem import Problem, Weights, average, inner, minus, zeros
 
 Known = float | None  # a variance, None while it is unknown
 MIN_VARIANCE = 1e-12  # lower bound of σ_0² + σ_k²
 
 
-def squared_norm(x: Weights, y: Weights) -> float:
+def squared_distance(x: Weights, y: Weights) -> float:
     """‖x − y‖², summed over the coordinates of all layers."""
-    total = 0.0
-    for name in x:
-        total += float(((x[name] - y[name]) ** 2).sum())
-    return total
-
-
-def weighted_mean(thetas: Sequence[Weights], weights: Sequence[float]) -> Weights:
-    """Σ w_m θ_m / Σ w_m."""
-    mean = {name: torch.zeros_like(layer) for name, layer in thetas[0].items()}
-    for theta, weight in zip(thetas, weights, strict=True):
-        for name in mean:
-            mean[name] = mean[name] + weight / sum(weights) * theta[name]
-    return mean
+    return inner(minus(x, y), minus(x, y))
 
 
 def two_pass_variance(xs: Sequence[Weights]) -> float:
     """Eq. 18 for vectors: the mean squared distance from the mean, summed over coordinates."""
-    mean = weighted_mean(xs, [1.0] * len(xs))
-    total = 0.0
-    for x in xs:
-        total += squared_norm(x, mean)
-    return total / len(xs)
+    mean = average(xs, [1.0] * len(xs))
+    return sum(squared_distance(x, mean) for x in xs) / len(xs)
 
 
 def w(sigma_0: float, sigma_k: float) -> float:
@@ -53,8 +36,8 @@ def all_weights(sigma_0: float, sigmas: Sequence[Known], known: Sequence[float])
     """
     if not known:
         return [1.0 for _ in sigmas]
-    average = sum(known) / len(known)
-    return [w(sigma_0, average if sigma is None else sigma) for sigma in sigmas]
+    typical = sum(known) / len(known)
+    return [w(sigma_0, typical if sigma is None else sigma) for sigma in sigmas]
 
 
 def known_only(sigmas: Sequence[Known]) -> list[float]:
@@ -67,7 +50,7 @@ class Client:
 
     theta: Weights  # θ_m
     minimum: Weights  # θ_{m,t} of Algorithm 2
-    mean: Weights  # x̄_t
+    mean: Weights  # x̄_t, initially 0
     running: float = 0.0  # σ̂_t² of Eq. 19
     count: int = 0  # t, counter of the client (Remark E.1)
     steps: int = 0  # ℓ in its last round
@@ -128,10 +111,9 @@ class LiteralSelfFL:
 
     def __post_init__(self) -> None:
         start = self.problem.start
-        zero = {name: torch.zeros_like(layer) for name, layer in start.items()}  # x̄_0 = 0
         self.theta = start
         self.sigmas = [None] * self.problem.num_clients
-        self.clients = [Client(start, start, zero) for _ in range(self.problem.num_clients)]
+        self.clients = [Client(start, start, zeros(start)) for _ in range(self.problem.num_clients)]
 
     def run(self, schedule: Sequence[Sequence[int]]) -> "LiteralSelfFL":
         for number, participants in enumerate(schedule, start=1):
@@ -205,7 +187,7 @@ class LiteralSelfFL:
         client.count += 1
         g = max(1 / client.count, self.forgetting)
         client.mean = {name: (1 - g) * before[name] + g * x[name] for name in x}
-        mean_change, deviation = squared_norm(client.mean, before), squared_norm(x, client.mean)
+        mean_change, deviation = squared_distance(client.mean, before), squared_distance(x, client.mean)
         client.running = (1 - g) * (client.running + mean_change) + g * deviation
 
     def optimum(self, client: Client) -> Weights:
@@ -221,7 +203,7 @@ class LiteralSelfFL:
             if upload.sigma is not None:
                 self.sigmas[m] = upload.sigma
         if number <= self.warmup:  # FedAvg
-            self.theta = weighted_mean([u.theta for u in uploads], [u.samples for u in uploads])
+            self.theta = average([u.theta for u in uploads], [u.samples for u in uploads])
             return
         estimate = self.mean_over_clusters(participants, uploads) if self.clusters else self.mean_over_clients(uploads)
         activity = len(uploads) / self.problem.num_clients if self.smoothing else 1.0  # C
@@ -232,7 +214,7 @@ class LiteralSelfFL:
         weights: list[float] = [upload.samples for upload in uploads]
         if self.adjust_weights:
             weights = all_weights(self.sigma_0, [upload.sigma for upload in uploads], known_only(self.sigmas))
-        return weighted_mean([upload.theta for upload in uploads], weights)
+        return average([upload.theta for upload in uploads], weights)
 
     def mean_over_clusters(self, participants: Sequence[int], uploads: Sequence[Upload]) -> Weights:
         """G.4: clusters without participants are represented by their last representative."""
@@ -247,7 +229,7 @@ class LiteralSelfFL:
         if self.adjust_weights:
             sigmas = [self.representative_sigmas[c] for c in active]
             weights = all_weights(self.sigma_0, sigmas, known_only(sigmas))
-        return weighted_mean([self.representatives[c] for c in active], weights)
+        return average([self.representatives[c] for c in active], weights)
 
     # GAIN_m = 1 + σ_m² Σ_{k≠m} w_k
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import fedtailor as ft
 from conftest import tiny_federation
 from fedtailor.core import random
-from fedtailor.core.trees import flatten
+from fedtailor.core.trees import Tree, flatten
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.simulate import make_trainer
 from fedtailor.training.simulated_clients import SimulatedClients
@@ -78,13 +78,30 @@ def head_outputs(weights: Weights, z: Tensor) -> Tensor:
     return F.linear(z, weights["head.weight"], weights["head.bias"])
 
 
+def inner(a: Weights, b: Weights) -> float:
+    """⟨a, b⟩ over the entries of all tensors."""
+    return sum(float((a[name] * b[name]).sum()) for name in a)
+
+
+def minus(a: Weights, b: Weights) -> Weights:
+    return {name: a[name] - b[name] for name in a}
+
+
+def zeros(weights: Weights) -> Weights:
+    return {name: torch.zeros_like(weight) for name, weight in weights.items()}
+
+
+def mixture(shares: Sequence[float], parts: Sequence[Weights]) -> Weights:
+    """Σ_i shares_i · part_i"""
+    total = zeros(parts[0])
+    for share, part in zip(shares, parts, strict=True):
+        total = {name: total[name] + share * part[name] for name in total}
+    return total
+
+
 def average(parts: Sequence[Weights], shares: Sequence[float]) -> Weights:
     """Return the weighted mean; the shares may have any sum."""
-    return {
-        name: sum((part[name] * share for part, share in zip(parts, shares, strict=True)), torch.zeros(()))
-        / sum(shares)
-        for name in parts[0]
-    }
+    return mixture([share / sum(shares) for share in shares], parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +133,7 @@ class Problem:
 
     def gradient(self, weights: Weights, samples: Tensor) -> Weights:
         """Return the gradient of `loss` with respect to all weights."""
-        live = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
+        live = with_grad(weights)
         grads = torch.autograd.grad(self.loss(live, samples), list(live.values()))
         return dict(zip(live, grads, strict=True))
 
@@ -124,29 +141,29 @@ class Problem:
         """Return all training samples of a client, for `loss` and `gradient`."""
         return self.fed.train[client]
 
-    def batches(self, round: int, client: int, number: int) -> list[Tensor]:
+    def batches(self, round: int, client: int, number: int, own: Tensor | None = None) -> list[Tensor]:
         """Return the batches of a client's epoch `number` (0, 1, ...) in a round (1, 2, ...), in order.
 
-        Each call of SGD in a round starts at epoch 0.
+        Each call of SGD in a round starts at epoch 0. `own` are the samples of the client, by default all.
         """
         key = random.make_key(self.seed, round, 1, number, torch.tensor(client))
-        own = self.fed.train[client]
+        own = self.fed.train[client] if own is None else own
         order = random.permutation(key, len(own), None, own.device)
         return list(torch.split(own[order], self.batch_size))
 
     def sgd(
         self, weights: Weights, round: int, client: int, *, lr: float = 0.1, epochs: int = 2, momentum: float = 0.0,
         weight_decay: float = 0.0, names: Iterable[str] | None = None,
-        loss: Callable[[Weights, Tensor], Tensor] | None = None,
+        loss: Callable[[Weights, Tensor], Tensor] | None = None, own: Tensor | None = None,
     ) -> Weights:  # fmt: skip
         """Run the steps of `torch.optim.SGD` on the weights with the given names, by default all of them.
 
-        `loss` is a function of weights and samples, by default `self.loss`.
+        `loss` is a function of weights and samples, by default `self.loss`; `own` are the samples, by default all.
         """
         trained, objective = list(weights if names is None else names), loss or self.loss
         weights, velocity = dict(weights), {name: torch.zeros_like(weights[name]) for name in trained}
         for number in range(epochs):
-            for batch in self.batches(round, client, number):
+            for batch in self.batches(round, client, number, own):
                 live = with_grad(select_names(weights, trained))
                 grads = torch.autograd.grad(objective(weights | live, batch), list(live.values()), allow_unused=True)
                 for name, grad in zip(trained, grads, strict=True):
@@ -173,6 +190,11 @@ class Problem:
             schedule=[list(clients) for clients in schedule],
         )
         return make_trainer(config, method, ft.wrap(self.net), self.fed)[0]
+
+    def initial_server(self, method: ft.Method, seed: int = 0) -> Tree:
+        """Return the server state of a method of the library before round 1."""
+        sizes = torch.tensor(self.sizes)
+        return method.init_server(ft.Setup(ft.wrap(self.net), self.start, self.num_clients, sizes, 3, seed))
 
     def run(self, method: ft.Method, schedule: Sequence[Sequence[int]]) -> ft.Run:
         """Run a method of the library on this problem."""

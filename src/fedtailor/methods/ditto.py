@@ -37,5 +37,4 @@ class Ditto(LocalTraining):
         return mean(exchange.received, exchange.sizes)
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        own: Tree = state["own"]
-        return own
+        return {**state["own"]}

@@ -74,5 +74,4 @@ class FedADMM(LocalTraining):
         return {"params": moved | average["statistics"]}
 
     def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
-        own: Tree = state["own"]
-        return own
+        return {**state["own"]}

@@ -52,8 +52,7 @@ class FedALA(LocalTraining):
         return self._mix(ctx, state, message)[0]
 
     def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
-        params: Tree = upload["params"]
-        return params
+        return {**upload["params"]}
 
     def _last_layers(self, model: Model, params: Params) -> Params:
         """Return the parameters of the last layers."""

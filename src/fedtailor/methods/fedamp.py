@@ -86,8 +86,7 @@ class FedAMP(LocalTraining):
         return {"models": models, "weights": others + torch.diag(1 - others.sum(1))}
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        params: Tree = state["params"]
-        return params
+        return {**state["params"]}
 
     def server_metrics(self, before: Tree, after: Tree, exchange: Exchange) -> Tree:
         """Return the mixture weights of all clients for the next round."""

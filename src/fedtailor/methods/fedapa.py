@@ -105,8 +105,7 @@ class FedAPA(LocalTraining):
         }
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        params: Tree = message["params"] | state.get("head", {})
-        return params
+        return {**message["params"], **state.get("head", {})}
 
     def server_metrics(self, before: Tree, after: Tree, exchange: Exchange) -> Tree:
         """Return A, the entropy of its rows, and J_i = ½‖Σ_j A_ij θ_j − θ_i‖² with the old and the new row."""

@@ -130,12 +130,10 @@ class FedAPM(Method):
         return {"params": moved}
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        params: Tree = message["params"] | state["personal"]
-        return params
+        return {**message["params"], **state["personal"]}
 
     def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
-        params: Tree = state["shared"] | state["personal"]
-        return params
+        return {**state["shared"], **state["personal"]}
 
     def client_metrics(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
         gap = self._gap(ctx.model, state["shared"], message["params"])

@@ -11,8 +11,7 @@ from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegativeInt, Positive
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Params, Tree, dot, mean
-from fedtailor.methods._shared.class_statistics import pick_rows
-from fedtailor.methods._shared.prototypes import prototypes
+from fedtailor.methods._shared.class_statistics import pick_rows, prototypes
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,7 @@ class FedAS(LocalTraining):
         return {"params": mean(exchange.received["params"], weights)}
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        params: Tree = state["params"]
-        return params
+        return {**state["params"]}
 
     def _align(self, ctx: ClientContext, own: Params, received: Params) -> Params:
         """Train the received body toward the class means q_k of the features of the client's previous body."""

@@ -29,5 +29,4 @@ class FedAvgFT(FedAvg):
         return ctx.sgd(ctx.loss, params, **(self.optimizer_options | {"epochs": self.tuning_epochs}))
 
     def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
-        params: Tree = upload["params"]
-        return params
+        return {**upload["params"]}

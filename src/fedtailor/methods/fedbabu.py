@@ -33,5 +33,4 @@ class FedBABU(PersonalHeadMethod):
         return ctx.sgd(ctx.loss, params, **(self.optimizer_options | {"epochs": self.tuning_epochs}))
 
     def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
-        params: Tree = upload["params"] | state["personal"]
-        return params
+        return {**upload["params"], **state["personal"]}

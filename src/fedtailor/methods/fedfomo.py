@@ -78,8 +78,7 @@ class FedFomo(LocalTraining):
         return self._mix(ctx, state, message)[0]
 
     def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
-        params: Tree = state["params"]
-        return params
+        return {**state["params"]}
 
     def server_metrics(self, before: Tree, after: Tree, exchange: Exchange) -> Tree:
         """Return P, by which models are chosen."""

@@ -10,7 +10,7 @@ from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative, PositiveInt
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Params, Tree, scale, sub
-from fedtailor.methods._shared.prototypes import prototypes
+from fedtailor.methods._shared.class_statistics import prototypes
 
 
 @dataclass(frozen=True)

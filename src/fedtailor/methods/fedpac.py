@@ -12,9 +12,8 @@ from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Fraction, FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.trees import Params, Rows, Tree, combine, mean, put, repeat, take
-from fedtailor.methods._shared.class_statistics import membership, merge_rows
+from fedtailor.methods._shared.class_statistics import aligned_loss, membership, merge_rows, no_prototypes, prototypes
 from fedtailor.methods._shared.newcomers import newcomer_shares, set_newcomer_rows
-from fedtailor.methods._shared.prototypes import aligned_loss, no_prototypes, prototypes
 from fedtailor.methods._shared.quadratic_program import solve_simplex_qp
 
 _MAX_ENTRIES = 2**22  # matrix entries per batch of problems; limits memory without changing results

@@ -62,8 +62,7 @@ class FedPHP(LocalTraining):
         return mean(exchange.received, exchange.sizes)
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        own: Tree = state["own"]
-        return own
+        return {**state["own"]}
 
 
 def _bandwidths(x: Tensor, y: Tensor, batch: Batch) -> list[Tensor]:

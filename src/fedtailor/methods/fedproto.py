@@ -11,9 +11,8 @@ from fedtailor.core.fields import NonNegative
 from fedtailor.core.method import Exchange, LocalTraining, Setup
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Rows, Tree
-from fedtailor.methods._shared.class_statistics import class_counts, merge_rows
+from fedtailor.methods._shared.class_statistics import aligned_loss, class_counts, merge_rows, no_prototypes, prototypes
 from fedtailor.methods._shared.mmd import squared_distances
-from fedtailor.methods._shared.prototypes import aligned_loss, no_prototypes, prototypes
 
 
 @dataclass(frozen=True)

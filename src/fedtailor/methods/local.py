@@ -42,5 +42,4 @@ class Local(LocalTraining):
         return {"params": params}, {}
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        params: Tree = state["params"]
-        return params
+        return {**state["params"]}

@@ -86,8 +86,7 @@ class LpProj(Method):
         return add(scale(server, 1 - self.beta), scale(mean(exchange.received), self.beta))
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        own: Tree = state["own"]
-        return own
+        return {**state["own"]}
 
     def _projection(self, ctx: ClientContext, own: Tree) -> Tree:
         """Return P as stacked trees, one per row: standard normal, rows of length 1, the same for all clients."""

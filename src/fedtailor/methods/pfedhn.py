@@ -126,8 +126,7 @@ class PFedHN(Method):
         return {"network": network, "velocity": velocity, "statistics": mean(statistics, exchange.sizes)}
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        params: Tree = message["params"] | state.get("head", {})
-        return params
+        return {**message["params"], **state.get("head", {})}
 
 
 def _generate(network: Tree, clients: Sequence[int]) -> Params:

@@ -53,5 +53,4 @@ class PFedMe(Method):
         return {"params": average | add(scale(old, 1 - self.beta), scale(new, self.beta))}
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        own: Tree = state["own"]
-        return own
+        return {**state["own"]}

@@ -193,8 +193,7 @@ class SelfFL(Method):
         return new | {"params": add(scale(server["params"], 1 - share), scale(estimate, share))}
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        params: Tree = state["params"]
-        return params
+        return {**state["params"]}
 
     def client_metrics(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
         return {"steps": state["steps"]}

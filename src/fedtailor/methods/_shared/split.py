@@ -62,8 +62,7 @@ class SplitMethod(LocalTraining):
         return mean(exchange.received, exchange.sizes if self.weights == "size" else None)
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        params: Tree = message["params"] | state["personal"]
-        return params
+        return {**message["params"], **state["personal"]}
 
 
 @dataclass(frozen=True)
