@@ -153,6 +153,14 @@ def test_client_that_has_not_trained_holds_received_model(name: str, net: nn.Mod
     assert name == "local" or record["loss_trained"][3] == record["loss_received"][3]
 
 
+def test_ranking_moment_is_that_of_the_model_that_clients_use() -> None:
+    """The common model exists only after aggregation; some personal models are made from the received one."""
+    received = {name for name, method in METHODS.items() if method().ranking_moment == "received"}
+    common = {"fedavg", "fedprox", "fedexp", "fedadmm", "scaffold", "fedaf"}
+    assert received == common | {"fedavgft", "fedbabu", "perfedavg", "dbe"}
+    assert ft.methods.LAG(ft.methods.FedAvg()).ranking_moment == "trained"
+
+
 @cache
 def final_models(name: str, batch_norm: bool) -> list[Tree]:
     """Return the networks of all clients at both moments after three rounds with default fields."""

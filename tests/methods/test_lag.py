@@ -33,7 +33,9 @@ def assert_equals_literal(run: ft.Run, literal: LiteralLAG) -> None:
     """Compare all states, personal models, and method metrics."""
     models = {name: torch.stack([own[name] for own in literal.models]) for name in literal.inner.w}
     personal = torch.tensor([at in literal.L_p for at in range(len(LAYERS))])
+    owns = torch.tensor([[at in owned for at in range(len(LAYERS))] for owned in literal.owned])
     own = {"models": models, "personal": personal, "conflicts": torch.tensor(literal.GC)}
+    own |= {"common": literal.common, "owns": owns}
     assert same(run.server, {"inner": literal.inner.server_state(), **own}, EXACT)
     assert run.server["personal"].dtype == torch.bool
     for client in range(run.num_clients):
@@ -50,6 +52,7 @@ def assert_equals_literal(run: ft.Run, literal: LiteralLAG) -> None:
 
 
 @BOTH_SCHEDULES
+@pytest.mark.parametrize("missing", ["common", "own"])
 @pytest.mark.parametrize(
     ("lag", "inner"),
     [
@@ -61,16 +64,17 @@ def assert_equals_literal(run: ft.Run, literal: LiteralLAG) -> None:
     ids=["k=1", "k=2", "no warm-up", "warm-up"],
 )
 def test_fedlag_equals_literal_version(
-    schedule: Sequence[Sequence[int]], lag: dict[str, Any], inner: dict[str, Any]
+    schedule: Sequence[Sequence[int]], missing: Any, lag: dict[str, Any], inner: dict[str, Any]
 ) -> None:
     """FedLAG is also LAG around FedAvg with uniform weights; layers are chosen after the warm-up."""
     warmup, weights = lag.get("warmup", 1), inner.get("weights", "uniform")
     sgd = {name: value for name, value in inner.items() if name != "weights"}
     fedavg = LiteralFedAvg(PROBLEM, 0.1, **sgd, by_size=weights == "size")
-    literal = LiteralLAG(fedavg, lag["personal_layers"], lag["threshold"], warmup).train(schedule)
+    literal = LiteralLAG(fedavg, lag["personal_layers"], lag["threshold"], warmup, missing=missing).train(schedule)
     assert any(a != b for a, b in pairwise(literal.history))
     first = max(warmup, 1)
     assert [bool(chosen) for chosen in literal.history[:first]] == [False] * (first - 1) + [True]
+    lag = lag | {"missing": missing}
     run = PROBLEM.run(FedLAG(lr=0.1, **lag, **inner), schedule)
     assert_equals_literal(run, literal)
     nested = PROBLEM.run(LAG(FedAvg(lr=0.1, weights=weights, **sgd), **lag), schedule)
@@ -104,6 +108,27 @@ def test_lag_around_other_methods_equals_literal_version(schedule: Sequence[Sequ
     literal = LiteralLAG(make_literal(PROBLEM), 2, 0.5).train(schedule)
     assert any(literal.history)
     assert_equals_literal(PROBLEM.run(LAG(method, personal_layers=2, threshold=0.5), schedule), literal)
+
+
+def test_fedlag_client_without_version_of_personal_layer_uses_last_common_one() -> None:
+    """The head is personal after round 3; client 4 never trains, and clients 0 and 1 do in round 3."""
+    schedule = [[0, 1], [2, 3], [0, 1], [2, 3]]
+
+    def run(rounds: int, missing: Any = "common") -> ft.Run:
+        method = FedLAG(lr=0.1, personal_layers=1, layers="last", warmup=3, missing=missing)
+        return PROBLEM.run(method, schedule[:rounds])
+
+    def head(found: ft.Run, client: int) -> torch.Tensor:
+        return found.personal(client, "received")["head.weight"]
+
+    last_common = run(2).server["inner"]["params"]["head.weight"]  # sent in round 3
+    assert torch.equal(head(run(4), 4), last_common)
+    assert torch.equal(head(run(4, "own"), 4), PROBLEM.start["head.weight"])
+    assert run(4).records[3]["per_client"]["bytes_down"][2] == 8 * sum(
+        LAYER_SIZES
+    )  # it trained before the head changed
+    for missing in ("common", "own"):
+        assert torch.equal(head(run(4, missing), 0), run(3).personal(0, "trained")["head.weight"])
 
 
 # limiting cases
@@ -235,7 +260,7 @@ def test_lag_opposite_changes_are_not_below_threshold_of_minus_one() -> None:
 
 def test_lag_does_not_send_control_variates_of_personal_layers() -> None:
     """Uploads contain all layers."""
-    run = PROBLEM.run(LAG(Scaffold(), threshold=0.5), PARTIAL)
+    run = PROBLEM.run(LAG(Scaffold(), threshold=0.5, missing="own"), PARTIAL)
     personal, saved = [0] * len(LAYERS), 0
     for record in run.records:
         omitted = sum(count for count, own in zip(LAYER_SIZES, personal, strict=True) if own)

@@ -66,7 +66,7 @@ class Limit:
 
 TRAINED, RECEIVED = ("trained",), ("received",)
 LIMITS = [
-    Limit(m.FedAvg(), m.Local(), SINGLE, full(1)),
+    Limit(m.FedAvg(), m.Local(sampled=True), SINGLE, full(1)),
     Limit(m.FedAvgFT(tuning_epochs=0), m.FedAvg()),
     Limit(m.FedProx(mu=0.0, **DECAY), m.FedAvg(**DECAY)),
     Limit(m.Scaffold(epochs=1), m.FedAvg(epochs=1), ONE_BATCH, full(3), 1e-12, RECEIVED),
@@ -98,7 +98,7 @@ LIMITS = [
     Limit(m.FedCAC(tau=0.0), m.FedAvg()),
     Limit(m.FedCAC(tau=1.0, beta=1), m.FedAvg(weights="uniform"), schedule=full(5), tolerance=1e-12),
     *(
-        Limit(method, m.Local(), problem, full(1), 1e-12)
+        Limit(method, m.Local(sampled=True), problem, full(1), 1e-12)
         for method in (m.FedPer(), m.LGFedAvg(), m.FedBN(), m.FedCAC(), m.FedAS(align_epochs=0))
         for problem in (SINGLE, NORMALIZED_SINGLE)
     ),
@@ -114,7 +114,7 @@ LIMITS = [
     # a model with one layer has no personal layers
     Limit(m.FedLAG(threshold=0.9), m.FedAvg(weights="uniform"), LINEAR),
     # separate personal models
-    Limit(m.Ditto(lam=0.0), m.Local()),
+    Limit(m.Ditto(lam=0.0), m.Local(sampled=True)),
     # with λη = 1, one step leads to the received model minus η times its gradient
     Limit(m.Ditto(lam=10.0, epochs=1), m.FedAvg(epochs=1), ONE_BATCH, full(3, 1), 1e-12, TRAINED),
     # with ηλ ≈ 1, w_i moves to θ̃, and the proximal term is 0 in the only step
@@ -124,26 +124,26 @@ LIMITS = [
     ),
     Limit(m.FedPHP(lam=0.0, mu=0.0), m.FedAvg(), tolerance=1e-12, moments=TRAINED),
     Limit(m.FedRoD(), m.FedAvg(), BALANCED, ((0, 1, 2), (0, 2)), 1e-12),
-    Limit(m.LpProj(lam=0.0, steps=2, repeats=2), m.Local(), EQUAL, full(3), 1e-12),
+    Limit(m.LpProj(lam=0.0, steps=2, repeats=2), m.Local(sampled=True), EQUAL, full(3), 1e-12),
     # personalized aggregation
-    *(Limit(m.FedAPA(weight_lr=0.0, variant=variant), m.Local()) for variant in ("paper", "code")),
-    *(Limit(m.FedAPA(weight_lr=0.05, variant=v), m.Local(), SINGLE, full(1)) for v in ("paper", "code")),
-    Limit(m.FedAPA(weight_lr=0.05), m.Local(), IDENTICAL, full(4), 1e-10),
-    Limit(m.FedAMP(lam=0.0, sigma=1e-30), m.Local()),
-    Limit(m.FedAMP(lam=0.0, attention="cosine", self_weight=1.0), m.Local()),
-    Limit(m.FedAMP(lam=0.0), m.Local(), SINGLE, full(1)),
-    Limit(m.FedAMP(lam=0.0), m.Local(), IDENTICAL, full(4), 1e-12),
-    Limit(m.APPLE(lr=0.1, epochs=2, momentum=0.0, weight_lr=0.0), m.Local(), SINGLE, full(1), 1e-12),
+    *(Limit(m.FedAPA(weight_lr=0.0, variant=variant), m.Local(sampled=True)) for variant in ("paper", "code")),
+    *(Limit(m.FedAPA(weight_lr=0.05, variant=v), m.Local(sampled=True), SINGLE, full(1)) for v in ("paper", "code")),
+    Limit(m.FedAPA(weight_lr=0.05), m.Local(sampled=True), IDENTICAL, full(4), 1e-10),
+    Limit(m.FedAMP(lam=0.0, sigma=1e-30), m.Local(sampled=True)),
+    Limit(m.FedAMP(lam=0.0, attention="cosine", self_weight=1.0), m.Local(sampled=True)),
+    Limit(m.FedAMP(lam=0.0), m.Local(sampled=True), SINGLE, full(1)),
+    Limit(m.FedAMP(lam=0.0), m.Local(sampled=True), IDENTICAL, full(4), 1e-12),
+    Limit(m.APPLE(lr=0.1, epochs=2, momentum=0.0, weight_lr=0.0), m.Local(sampled=True), SINGLE, full(1), 1e-12),
     *(Limit(m.APPLE(epochs=1, limit=limit), m.APPLE(epochs=1), tolerance=1e-12) for limit in (4, 99)),
     Limit(m.FedALA(weight_lr=0.0), m.FedAvg()),
     Limit(m.FedALA(layers=9, first_epochs=2), m.FedALA(layers=3, first_epochs=2)),
-    *(Limit(m.PFedLA(**MIXED, retained=3, normalize=n), m.Local()) for n in ("sum", "softmax")),
-    Limit(m.PFedLA(**MIXED), m.Local(), SINGLE, full(1), 1e-12),
+    *(Limit(m.PFedLA(**MIXED, retained=3, normalize=n), m.Local(sampled=True)) for n in ("sum", "softmax")),
+    Limit(m.PFedLA(**MIXED), m.Local(sampled=True), SINGLE, full(1), 1e-12),
     Limit(m.PFedHN(turns=True), m.PFedHN(), schedule=((0,), (3,), (1,))),
     # prototypes and representations
-    Limit(m.FedProto(lam=0.0, **DECAY), m.Local(**DECAY), tolerance=1e-12),
-    Limit(m.FedProto(), m.Local(), schedule=full(5, 1), tolerance=1e-12),
-    Limit(m.FedGH(), m.Local(), schedule=full(5, 1), moments=TRAINED),
+    Limit(m.FedProto(lam=0.0, **DECAY), m.Local(sampled=True, **DECAY), tolerance=1e-12),
+    Limit(m.FedProto(), m.Local(sampled=True), schedule=full(5, 1), tolerance=1e-12),
+    Limit(m.FedGH(), m.Local(sampled=True), schedule=full(5, 1), moments=TRAINED),
     Limit(
         m.FedPAC(lam=0.0, mix=False, lr=0.1, head_lr=0.1, head_epochs=2, epochs=2, **DECAY),
         m.FedAlt(epochs=2, **DECAY),

@@ -45,7 +45,7 @@ def step(live: Weights, loss: Tensor, lr: float) -> Weights:
 def test_ditto_and_local_training_equal_literal_algorithms() -> None:
     """The proximal term pulls v_i toward the global model of FedAvg, which does not depend on any v_i."""
     problem = make_problem()
-    ditto, local, avg = (problem.run(method, SCHEDULE) for method in (Ditto(lam=0.7), Local(), FedAvg()))
+    ditto, local, avg = (problem.run(method, SCHEDULE) for method in (Ditto(lam=0.7), Local(sampled=True), FedAvg()))
     theta, own, alone = problem.start, [problem.start] * 5, [problem.start] * 5
     for t, clients in enumerate(SCHEDULE, start=1):
         for i in clients:

@@ -252,15 +252,18 @@ class LiteralLAG:
     """Algorithms 1 and 2 around an inner method."""
 
     def __init__(
-        self, inner: LiteralFedAvg, k: int, xi: float = -0.1, warmup: int = 1, layers: str = "conflict"
-    ) -> None:
-        self.inner, self.problem = inner, inner.problem
+        self, inner: LiteralFedAvg, k: int, xi: float = -0.1, warmup: int = 1, layers: str = "conflict",
+        missing: str = "common",
+    ) -> None:  # fmt: skip
+        self.inner, self.problem, self.missing = inner, inner.problem, missing
         self.k, self.xi, self.warmup, self.which = k, xi, warmup, layers
         self.layers = layers_of(self.problem.start)
         self.L_p: set[int] = set()  # 𝕃_p: positions of the personal layers of the next round
         self.GC = [0] * len(self.layers)
         self.models = [self.problem.start for _ in range(self.problem.num_clients)]  # as last trained
-        self.last = [self.problem.start for _ in range(self.problem.num_clients)]  # client models after training
+        self.common = copy(self.problem.start)  # the last version of each layer that was not personal
+        self.owned: list[set[int]] = [set() for _ in self.models]  # layers trained since they became personal
+        self.last: dict[int, Weights] = {}  # client models after training
         self.history: list[set[int]] = []  # 𝕃_p after each round
         self.scores: list[list[int]] = []  # GC after each round
         self.gains: list[dict[int, float]] = []  # the term of Lemma 5.1 for the clients of each round
@@ -279,9 +282,7 @@ class LiteralLAG:
         starts, uploads = [], []
         for u in S:
             # (4) and (5): global layers from the server, personal layers as last trained by the client
-            start = copy(self.inner.w)
-            for name in personal:
-                start[name] = self.models[u][name].clone()
+            start = copy(self.inner.w) | self.personal_layers(u)
             starts.append(start)
             uploads.append(self.inner.train(r, u, start, personal))
         for u, upload in zip(S, uploads, strict=True):
@@ -292,7 +293,24 @@ class LiteralLAG:
             self.inner.w[name] = mean_start[name]
         self.inner.aggregate(S, starts, uploads)
         self.choose(r, starts, uploads)
+        for at in range(len(self.layers)):
+            for u in range(len(self.models)):
+                if at not in self.L_p:
+                    self.owned[u].discard(at)
+                elif u in S:
+                    self.owned[u].add(at)
+            if at not in self.L_p:
+                self.common |= {name: self.inner.w[name].clone() for name in self.names({at})}
         self.record_gains(S, starts, uploads)
+
+    def personal_layers(self, u: int) -> Weights:
+        """Return the personal layers of client u: as last trained or, without such a version, the last common ones."""
+        found = {}
+        for at in self.L_p:
+            use_own = self.missing == "own" or at in self.owned[u]
+            source = self.models[u] if use_own else self.common
+            found |= {name: source[name].clone() for name in self.names({at})}
+        return found
 
     def change(self, at: int, start: Weights, upload: Weights) -> Tensor:
         """h_{l,u} of (2), where l is the layer at a position."""
@@ -328,9 +346,9 @@ class LiteralLAG:
         """Return the model of client u in the next round: personal layers as trained, other layers as received."""
         model = self.inner.received(u)
         if not self.inner.has_personal_models:
-            for name in self.names(self.L_p):
-                model[name] = self.models[u][name].clone()
+            model |= self.personal_layers(u)
         return model
 
     def trained(self, u: int) -> Weights:
-        return self.last[u]
+        """Return the model of client u after it last trained; a client that has not trained has the received one."""
+        return self.last[u] if u in self.last else self.received(u)

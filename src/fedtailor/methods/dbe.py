@@ -34,6 +34,7 @@ class DBE(LocalTraining):
     ] = 2.5
     mu: Annotated[FractionAbove0, "μ, weight of the newest batch in the running mean of features"] = 1.0
     memory: Annotated[bool, "add a personal vector to the features"] = True
+    ranked_by: ClassVar[str | None] = "received"  # the paper evaluates the global model with the client's feature bias
     download: ClassVar[str] = "model, once the consensus feature"
     upload: ClassVar[str] = "model, once a mean feature"
     client_state: ClassVar[str] = "feature bias, consensus feature"

@@ -21,6 +21,7 @@ class FedAvgFT(FedAvg):
     title: ClassVar[str] = "FedAvg-FT"
     tuning_epochs: Annotated[NonNegativeInt, "K_ft, epochs of fine-tuning (5 in FedBABU's code)"] = 5
     personal: ClassVar[bool] = True
+    ranked_by: ClassVar[str | None] = "received"  # the global model, fine-tuned
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         params = super().personalize(ctx, state, message)

@@ -22,6 +22,7 @@ class FedBABU(PersonalHeadMethod):
         NonNegativeInt, "τ_f, epochs of fine-tuning of body and head; 0: use the global model as is"
     ] = 5
     client_state: ClassVar[str] = "initial head"
+    ranked_by: ClassVar[str | None] = "received"  # the global body, fine-tuned with the head
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         return train_alternately(ctx, state, message, self.optimizer_options, personal_epochs=0)

@@ -26,6 +26,7 @@ class PerFedAvg(LocalTraining):
     """
 
     title: ClassVar[str] = "Per-FedAvg"
+    ranked_by: ClassVar[str | None] = "received"  # the global model, adapted to the client
     lr: Annotated[Positive, "β, learning rate of the global model (0.001 in the paper)"] = 0.1
     inner_lr: Annotated[NonNegative, "α, learning rate of the adaptation, in training and in use"] = 0.01
     adapt_steps: Annotated[PositiveInt, "steps of the adaptation in use, one batch each"] = 1
