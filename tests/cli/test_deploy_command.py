@@ -169,7 +169,7 @@ def test_bundle_contains_no_keys_of_others(operator: Path) -> None:
 def test_second_start_is_rejected(operator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("keys", operator, "--clients", "a")
     (operator / "home").mkdir()
-    states = iter(["running", "running", "finished:failed", "finished:failed"])
+    states = iter(["running", "running", "finished", "finished"])
     monkeypatch.setattr(superlink, "submit", lambda folder: 17)
     monkeypatch.setattr(superlink, "run_state", lambda folder, run_id: next(states))
     run("start", operator)

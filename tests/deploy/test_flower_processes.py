@@ -578,7 +578,7 @@ def roll_call(folder: Path) -> dict[int, str]:
     (folder / "roll.json").unlink(missing_ok=True)
     run = superlink.submit(folder)
     wait_until((folder / "roll.json").is_file, "all clients reply")
-    assert superlink.run_state(folder, run) in ("running", "finished:completed")
+    assert superlink.run_state(folder, run) in ("running", "finished")
     return {int(node_id): name for node_id, name in json.loads((folder / "roll.json").read_text()).items()}
 
 

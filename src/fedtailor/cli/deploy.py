@@ -227,10 +227,7 @@ def _run_id(folder: Path) -> int | None:
 
 def _is_active(folder: Path) -> bool:
     run = _run_id(folder)
-    try:
-        return run is not None and not superlink.run_state(folder, run).startswith("finished")
-    except superlink.UnknownRunError:
-        return False
+    return run is not None and superlink.run_state(folder, run) not in ("finished", "unknown")
 
 
 def _current_status(folder: Path) -> dict[str, Any]:
