@@ -1,6 +1,5 @@
 """`fedtailor deploy` without a running server."""
 
-import tarfile
 import time
 from pathlib import Path
 
@@ -156,14 +155,6 @@ def test_follow_prints_every_change_and_rarely_calls_flower(operator: Path, monk
     lines = [line for line in output.splitlines() if line.startswith(("Starting", "Running", "Finished"))]
     assert lines == ["Starting", "Running, 0 of 7 rounds done", "Running, 1 of 7 rounds done", "Finished"]
     assert 2 <= len(checked) <= 5
-
-
-def test_bundle_contains_no_keys_of_others(operator: Path) -> None:
-    run("keys", operator, "--clients", "a,b")
-    with tarfile.open(operator / "bundles" / "a.tar") as bundle:
-        content = b"".join(file.read() for member in bundle if (file := bundle.extractfile(member)))
-    assert (operator / "keys" / "authority.key").read_bytes() not in content
-    assert enrolled_clients(operator)["b"].public_key.encode() not in content
 
 
 def test_second_start_is_rejected(operator: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from fedtailor.core.trees import Tree
 from fedtailor.deploy.keys import make_keys
 from fedtailor.deploy.selftest import read_personal_model, run_selftest
 from fedtailor.deploy.server import superlink
-from fedtailor.deploy.server.operator_folder import read_status
+from fedtailor.deploy.server.operator_folder import enroll, enrolled_clients, read_status
 from fedtailor.experiments.deployment import write_deployment
 from fedtailor.runs.run import MOMENTS
 from fedtailor.runs.serialization import unpack
@@ -102,13 +102,15 @@ def test_clients_that_miss_a_round_continue_from_state_before(tmp_path: Path) ->
 
 
 def test_server_failures_and_network_outage_do_not_change_models(tmp_path: Path) -> None:
-    """The server loses power; later, the network fails for more than a minute, and the ServerApp is killed."""
+    """The SuperLink is killed; later, the network fails for more than a minute, and the ServerApp is killed."""
     with federation(tmp_path, NAMES, rounds=3) as deployed, flaky_proxy(deployed) as proxy:
         start(deployed, *NAMES, port=proxy.port)
 
         deployed.block("ann", after=1)
-        deployed.commands["server"].kill()
-        assert deployed.commands["server"].processes() == []
+        server = deployed.commands["server"]
+        server.send(signal.SIGKILL, "flower-superlink")
+        assert server.process.wait(TIMEOUT) != 0  # so that systemd restarts it
+        assert server.processes() == []
         deployed.unblock("ann")
         server = deployed.start_server()
         deployed.resume()
@@ -202,6 +204,8 @@ def test_malicious_client_is_rejected_and_does_not_affect_others(tmp_path: Path)
         deployed.check_same_models(run, clients=[0, 1])
         assert cleo.process.poll() is None
         wait_until(lambda: "does not know this client's key" in stranger.output(), "the unknown client is rejected")
+        enroll(deployed.operator, enrolled_clients(deployed.folder / "elsewhere"))  # while the server runs
+        wait_until(lambda: "Connected to" in stranger.output(), "the client connects after its enrollment")
         deployed.stop()
 
 

@@ -166,7 +166,7 @@ class DeployCommand:
         """Stop the command as systemd does; no process may remain."""
         try:
             self.process.terminate()
-            self.process.wait(TIMEOUT)
+            assert self.process.wait(TIMEOUT) == 0
             wait_until(lambda: not self.processes(), f"all processes of '{self.log.stem}' end")
         finally:
             self.kill()
