@@ -72,6 +72,7 @@ def test_keys_enrolls_clients_and_leave_removes_them(operator: Path) -> None:
 
 def test_commands_without_server_name_the_command_that_starts_it(operator: Path) -> None:
     assert "No clients are enrolled" in error("start", operator)
+    assert f"fedtailor deploy keys {operator}" in error("server", operator)
     run("keys", operator, "--clients", "a,b")
     assert f"fedtailor deploy server {operator}" in error("start", operator)
     output = run("status", operator)

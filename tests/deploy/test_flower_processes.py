@@ -46,6 +46,7 @@ from fedtailor.deploy.subprocesses import (
     stop_all,
 )
 from fedtailor.experiments.deployment import Deployment, write_deployment
+from fedtailor.runs.files import folder_lock
 from support.federation_processes import TIMEOUT, free_port, wait_until
 from support.flower_in_process import federate
 
@@ -393,38 +394,10 @@ def test_worker_answers_messages_until_it_ends_and_is_replaced(tmp_path: Path, m
     worker.stop()
 
 
-_LOCK_FOLDER = """
-import sys
-from pathlib import Path
-from fedtailor.runs.files import folder_lock
-with folder_lock(Path(sys.argv[1])):
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
-
-
-_START: dict[str, Callable[[Path], None]] = {
-    "client": lambda folder: supernode.lock_client_folder(folder).__enter__(),
-    "server": superlink.serve,
-}
-
-
-@pytest.mark.parametrize("side", ["client", "server"])
-def test_folder_cannot_be_used_twice(folder: Path, side: str) -> None:
-    used = folder if side == "server" else folder.parent / "a"
-    (used / "home").mkdir(exist_ok=True)
-    call = [sys.executable, "-c", _LOCK_FOLDER, str(used / "home")]
-    other = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None and other.stdout.readline() == "locked\n"
-    assert "already" in error_message(lambda: _START[side](used))
-    other.communicate("")
-
-
-def test_commands_without_server_name_the_missing_step(tmp_path: Path) -> None:
-    assert "fedtailor deploy server" in error_message(lambda: superlink.submit(tmp_path))
-    assert "fedtailor deploy server" in error_message(lambda: superlink.client_states(tmp_path))
-    write_deployment(tmp_path, Deployment(address="localhost:1"))
-    assert "fedtailor deploy keys" in error_message(lambda: superlink.serve(tmp_path))
+def test_server_of_folder_cannot_be_started_twice(folder: Path) -> None:
+    (folder / "home").mkdir()
+    with folder_lock(folder / "home"):
+        assert "is already running" in error_message(lambda: superlink.serve(folder))
 
 
 # ---- the SuperNode's output, and when it stalls
