@@ -111,7 +111,7 @@ def stop(folder: Folder) -> None:
     run = _run_id(folder)
     if run is None or not _is_active(folder):
         raise DeployError(f"No run in '{folder}' is active.")
-    superlink.stop(folder, run)
+    superlink.stop_run(folder, run)
     _say(f"Stopped. Resume with: fedtailor deploy resume {folder}")
 
 

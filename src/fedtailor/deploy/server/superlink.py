@@ -4,6 +4,7 @@ import logging
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -87,6 +88,7 @@ def serve(folder: Path, say: Callable[[str], None] = print) -> None:
         superlink = Subprocess(home, _superlink_command(folder, address), env, folder / "log" / "superlink.log")
         try:
             _wait_until_healthy(address, tls, superlink, stop)
+            _stop_orphaned_runs(folder)
             registered = _register_clients(folder, proxy, {}, say)
             with run_proxy(proxy, listener, keys / "server.crt", keys / "server.key") as is_proxy_running:
                 say(f"Serving at {deployment.address}.")
@@ -122,14 +124,13 @@ def run_state(folder: Path, run: int) -> str:
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
-    runs = _call(folder, "list-runs", ListRunsRequest(), ListRunsResponse).run_dict
-    return runs[run].status.status if run in runs else "unknown"
+    return _run_states(folder).get(run, "unknown")
 
 
-def stop(folder: Path, run: int) -> None:
+def stop_run(folder: Path, run: int) -> None:
     """Stop a run.
 
-    >>> stop(Path("nowhere"), 1)
+    >>> stop_run(Path("nowhere"), 1)
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
@@ -198,6 +199,14 @@ def _wait_until_healthy(address: str, tls: ssl.SSLContext, superlink: Subprocess
             raise DeployError("Flower's SuperLink did not start; see log/superlink.log.")
 
 
+def _stop_orphaned_runs(folder: Path) -> None:
+    """Stop the run of a server that was killed, so that it can be resumed before Flower's timeout of a minute."""
+    with suppress(FedTailorError):
+        for run, state in _run_states(folder).items():
+            if state != "finished":
+                stop_run(folder, run)
+
+
 # ---- clients
 
 
@@ -251,6 +260,11 @@ def _nodes(folder: Path) -> list[NodeInfo]:
 
 
 # ---- requests to Flower
+
+
+def _run_states(folder: Path) -> dict[int, str]:
+    runs = _call(folder, "list-runs", ListRunsRequest(), ListRunsResponse).run_dict
+    return {run: description.status.status for run, description in runs.items()}
 
 
 def _call(folder: Path, name: str, request: Message, response_type: type[_Response]) -> _Response:
