@@ -162,10 +162,9 @@ class DeployCommand:
             self.send(signal.SIGKILL)
         self.process.wait()
 
-    def stop(self) -> None:
-        """Stop the command as systemd does; no process may remain."""
+    def wait_for_end(self) -> None:
+        """Wait until the command has ended after SIGTERM, as systemd does; no process may remain."""
         try:
-            self.process.terminate()
             assert self.process.wait(TIMEOUT) == 0
             wait_until(lambda: not self.processes(), f"all processes of '{self.log.stem}' end")
         finally:
@@ -307,10 +306,11 @@ class Federation:
     def stop(self) -> None:
         """Stop the clients, all at once, and then the server."""
         clients = [command for name, command in self.commands.items() if name != "server"]
-        for command in clients:
-            command.process.terminate()
-        for command in (*clients, self.commands["server"]):
-            command.stop()
+        for commands in (clients, [self.commands["server"]]):
+            for command in commands:
+                command.process.terminate()  # once, because a second signal would not be handled at the very end
+            for command in commands:
+                command.wait_for_end()
 
     def simulate(self, schedule: Sequence[Sequence[int]]) -> Run:
         """Simulate the same rounds."""
