@@ -72,6 +72,7 @@ def test_keys_enrolls_clients_and_leave_removes_them(operator: Path) -> None:
 
 def test_commands_without_server_name_the_command_that_starts_it(operator: Path) -> None:
     assert "No clients are enrolled" in error("start", operator)
+    assert f"fedtailor deploy keys {operator}" in error("server", operator)
     run("keys", operator, "--clients", "a,b")
     assert f"fedtailor deploy server {operator}" in error("start", operator)
     output = run("status", operator)
@@ -160,7 +161,7 @@ def test_follow_prints_every_change_and_rarely_calls_flower(operator: Path, monk
 def test_second_start_is_rejected(operator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("keys", operator, "--clients", "a")
     (operator / "home").mkdir()
-    states = iter(["running", "running", "finished:failed", "finished:failed"])
+    states = iter(["running", "running", "finished", "finished"])
     monkeypatch.setattr(superlink, "submit", lambda folder: 17)
     monkeypatch.setattr(superlink, "run_state", lambda folder, run_id: next(states))
     run("start", operator)

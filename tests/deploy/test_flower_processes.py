@@ -1,4 +1,4 @@
-"""Flower's processes: the reverse proxy, subprocesses, the SuperNode's output, and a federation whose parts fail."""
+"""Flower's processes: the reverse proxy, subprocesses, and the SuperNode's output."""
 
 import http.client
 import json
@@ -10,13 +10,12 @@ import sys
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey
@@ -36,7 +35,7 @@ from fedtailor.deploy.client.client_folder import worker_file
 from fedtailor.deploy.keys import Bundle, make_keys, open_bundle
 from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.server import superlink
-from fedtailor.deploy.server.operator_folder import enroll, enrolled_clients
+from fedtailor.deploy.server.operator_folder import enrolled_clients
 from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
 from fedtailor.deploy.subprocesses import (
     Subprocess,
@@ -46,7 +45,8 @@ from fedtailor.deploy.subprocesses import (
     skip_repeats,
     stop_all,
 )
-from fedtailor.experiments.deployment import Deployment, read_deployment, write_deployment
+from fedtailor.experiments.deployment import Deployment, write_deployment
+from fedtailor.runs.files import folder_lock
 from support.federation_processes import TIMEOUT, free_port, wait_until
 from support.flower_in_process import federate
 
@@ -142,23 +142,19 @@ def serve_fake(fake: FakeSuperLink, folder: Path) -> Iterator[int]:
 
 
 @contextmanager
-def proxy_before(fake: FakeSuperLink, folder: Path, limits: Limits) -> Iterator[SigningClient]:
-    """Run a proxy that allows the client a, but not b, and yield a."""
+def proxy_before(superlink: int, folder: Path, limits: Limits = _LIMITS) -> Iterator[SigningClient]:
+    """Run a proxy to a port that allows the client a, but not b, and yield a."""
     keys = folder / "keys"
-    with ExitStack() as stack:
-        inner = stack.enter_context(serve_fake(fake, folder))
-        listener = stack.enter_context(bind("localhost", 0))
-        proxy = Proxy(f"127.0.0.1:{inner}", ssl.create_default_context(cafile=keys / "authority.crt"), limits)
-        proxy.allow_only({"a": enrolled_clients(folder)["a"].public_key})
-        stack.enter_context(run_proxy(proxy, listener, keys / "server.crt", keys / "server.key"))
-        port = int(listener.getsockname()[1])
-        yield SigningClient(folder, port, folder.parent / "a" / "bundle" / "key")
+    proxy = Proxy(f"127.0.0.1:{superlink}", ssl.create_default_context(cafile=keys / "authority.crt"), limits)
+    proxy.allow_only({"a": enrolled_clients(folder)["a"].public_key})
+    with bind("localhost", 0) as listener, run_proxy(proxy, listener, keys / "server.crt", keys / "server.key"):
+        yield SigningClient(folder, int(listener.getsockname()[1]), folder.parent / "a" / "bundle" / "key")
 
 
 @pytest.fixture
 def proxied(folder: Path) -> Iterator[tuple[FakeSuperLink, SigningClient]]:
     fake = FakeSuperLink()
-    with proxy_before(fake, folder, _LIMITS) as client:
+    with serve_fake(fake, folder) as port, proxy_before(port, folder) as client:
         yield fake, client
 
 
@@ -253,21 +249,16 @@ def test_proxy_rejects_replies_in_another_clients_name(proxied: tuple[FakeSuperL
 
 
 def test_proxy_without_superlink_responds_502_and_does_not_count_upload(folder: Path) -> None:
-    keys = folder / "keys"
-    with serve_fake(FakeSuperLink(), folder) as inner:
+    with serve_fake(FakeSuperLink(), folder) as port:
         pass
-    with bind("localhost", 0) as listener:
-        proxy = Proxy(f"127.0.0.1:{inner}", ssl.create_default_context(cafile=keys / "authority.crt"), _LIMITS)
-        proxy.allow_only({"a": enrolled_clients(folder)["a"].public_key})
-        with run_proxy(proxy, listener, keys / "server.crt", keys / "server.key"):
-            client = SigningClient(folder, int(listener.getsockname()[1]), folder.parent / "a" / "bundle" / "key")
-            statuses = [client.post(_FLEET + "push-object", bytes(2_000_000))[0] for _ in range(4)]
+    with proxy_before(port, folder) as client:
+        statuses = [client.post(_FLEET + "push-object", bytes(2_000_000))[0] for _ in range(4)]
     assert statuses == [502] * 4  # which Flower's client treats as temporary
 
 
 def test_proxy_closes_idle_and_excess_connections(folder: Path) -> None:
     fake, limits = FakeSuperLink(), replace(_LIMITS, idle_timeout=1.0, connections=2)
-    with proxy_before(fake, folder, limits) as client:
+    with serve_fake(fake, folder) as port, proxy_before(port, folder, limits) as client:
         silent = client.connect()
         silent.connect()
         assert silent.sock.recv(1) == b""
@@ -325,10 +316,13 @@ def script(home: Path, text: str) -> str:
     return str(home / "script.py")
 
 
+def run_script(home: Path, text: str, on_line: Callable[[str], None] | None = None) -> Subprocess:
+    return Subprocess(home, [script(home, text)], flower_environment(home), home.parent / "log", on_line)
+
+
 def test_subprocess_stop_ends_all_descendants(tmp_path: Path) -> None:
     home, lines = tmp_path / "home", list[str]()
-    command = [script(home, _WITH_CHILD)]
-    process = Subprocess(home, command, flower_environment(home), tmp_path / "log", lines.append)
+    process = run_script(home, _WITH_CHILD, lines.append)
     wait_until(lambda: lines, "the subprocess prints a line")
     assert process.returncode is None and len(find_processes(home)) == 2
     process.stop()
@@ -351,8 +345,7 @@ def test_subprocess_does_not_outlive_killed_parent(tmp_path: Path) -> None:
 
 
 def test_subprocess_ends_when_a_thread_fails(tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    process = Subprocess(home, [script(home, _WITH_FAILING_THREAD)], flower_environment(home), tmp_path / "log")
+    process = run_script(tmp_path / "home", _WITH_FAILING_THREAD)
     wait_until(lambda: process.returncode is not None, "the subprocess ends")
     process.stop()
     assert process.returncode == 1 and "ZeroDivisionError" in (tmp_path / "log").read_text()
@@ -368,8 +361,7 @@ def test_keep_running_starts_command_again_until_stopped(tmp_path: Path) -> None
             stop.set()
         return True
 
-    command = [script(home, "raise SystemExit(3)")]
-    keep_running(lambda: Subprocess(home, command, flower_environment(home), tmp_path / "log"), watch, stop)
+    keep_running(lambda: run_script(home, "raise SystemExit(3)"), watch, stop)
     assert [process.returncode for process in ended] == [3, 3] and find_processes(home) == []
 
 
@@ -392,52 +384,20 @@ def test_worker_answers_messages_until_it_ends_and_is_replaced(tmp_path: Path, m
     worker = start()
     assert ask("query")["train"] == 9  # also while the worker is starting
     assert ask("train")["error"].startswith("The server addresses this client by another")
-    with np.load(folder / "data.npz") as arrays:  # the data in memory are not outdated
-        fewer = {name: array[1:] if name.endswith("train") else array for name, array in arrays.items()}
-    np.savez(folder / "data.npz", **fewer)
-    assert ask("query")["train"] == 8
     worker.stop()
     monkeypatch.setattr("fedtailor.deploy.client_app._START_TIMEOUT", 0.0)
     with pytest.raises(RuntimeError, match="the worker ended"):
         ask("query")
     monkeypatch.setattr("fedtailor.deploy.client_app._START_TIMEOUT", TIMEOUT)
     worker = start()
-    assert ask("query")["train"] == 8
+    assert ask("query")["train"] == 9
     worker.stop()
 
 
-_LOCK_FOLDER = """
-import sys
-from pathlib import Path
-from fedtailor.runs.files import folder_lock
-with folder_lock(Path(sys.argv[1])):
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
-
-
-_START: dict[str, Callable[[Path], None]] = {
-    "client": lambda folder: supernode.lock_client_folder(folder).__enter__(),
-    "server": superlink.serve,
-}
-
-
-@pytest.mark.parametrize("side", ["client", "server"])
-def test_folder_cannot_be_used_twice(folder: Path, side: str) -> None:
-    used = folder if side == "server" else folder.parent / "a"
-    (used / "home").mkdir(exist_ok=True)
-    call = [sys.executable, "-c", _LOCK_FOLDER, str(used / "home")]
-    other = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None and other.stdout.readline() == "locked\n"
-    assert "already" in error_message(lambda: _START[side](used))
-    other.communicate("")
-
-
-def test_commands_without_server_name_the_missing_step(tmp_path: Path) -> None:
-    assert "fedtailor deploy server" in error_message(lambda: superlink.submit(tmp_path))
-    assert "fedtailor deploy server" in error_message(lambda: superlink.client_states(tmp_path))
-    write_deployment(tmp_path, Deployment(address="localhost:1"))
-    assert "fedtailor deploy keys" in error_message(lambda: superlink.serve(tmp_path))
+def test_server_of_folder_cannot_be_started_twice(folder: Path) -> None:
+    (folder / "home").mkdir()
+    with folder_lock(folder / "home"):
+        assert "is already running" in error_message(lambda: superlink.serve(folder))
 
 
 # ---- the SuperNode's output, and when it stalls
@@ -491,151 +451,3 @@ def test_stalled_supernode_is_detected(tmp_path: Path) -> None:
     assert not stalls(2000, client_app=100) and stalls(2091, client_app=100)  # a slow network, or too late
     connection.read_line("INFO :      Sent successfully")
     assert not stalls(10_000, client_app=0)
-
-
-# ---- a whole federation
-
-_APP = {
-    "pyproject.toml": """
-[project]
-name = "roll-call"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "fedtailor"
-[tool.flwr.app.components]
-serverapp = "roll.server:app"
-clientapp = "roll.client:app"
-""",
-    "roll/__init__.py": "",
-    "roll/server.py": """
-import json, os, time
-from pathlib import Path
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import ServerApp
-app = ServerApp()
-@app.main()
-def main(grid, context):
-    folder, names = Path(os.environ["FEDTAILOR_DEPLOYMENT"]), {}
-    clients = json.loads((folder / "clients.json").read_text())
-    messages = [Message(RecordDict(), c["node_id"], "query.who") for c in clients.values() if c["node_id"]]
-    pending = set(grid.push_messages(messages))
-    while pending:
-        for reply in grid.pull_messages(pending):
-            pending.discard(reply.metadata.reply_to_message_id)
-            if reply.has_content():
-                names[str(reply.metadata.src_node_id)] = reply.content["who"]["name"]
-        time.sleep(0.1)
-    (folder / "roll.json").write_text(json.dumps(names))
-""",
-    "roll/client.py": """
-import os
-from pathlib import Path
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-app = ClientApp()
-@app.query("who")
-def who(message, context):
-    name = Path(os.environ["FLWR_HOME"]).parent.name
-    return Message(RecordDict({"who": ConfigRecord({"name": name})}), reply_to=message)
-""",
-}
-_SERVE = "import sys, pathlib; from fedtailor.deploy.server.superlink import serve; from functools import partial\n"
-_SERVE += "serve(pathlib.Path(sys.argv[1]), partial(print, flush=True))"
-_CONNECT = "import sys, pathlib; from fedtailor.deploy.client import supernode; from functools import partial\n"
-_CONNECT += "folder = pathlib.Path(sys.argv[1])\nwith supernode.lock_client_folder(folder):\n"
-_CONNECT += "    supernode.keep_connected(folder, partial(print, flush=True))"
-
-
-class Program:
-    """A running Python program and its output."""
-
-    def __init__(self, program: str, folder: Path) -> None:
-        call = [sys.executable, "-c", program, str(folder)]
-        self.folder, self.lines = folder, list[str]()
-        self.process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.lines.extend(iter(self.process.stdout.readline, ""))
-
-    def wait_for(self, text: str, times: int = 1) -> None:
-        def is_printed() -> bool:
-            return sum(text in line for line in self.lines) >= times
-
-        wait_until(lambda: is_printed() or self.process.poll() is not None, text)
-        assert is_printed(), "".join(self.lines)
-
-    def kill_flower(self) -> None:
-        """Kill the subprocess of the program, as the out-of-memory killer would."""
-        find_processes(self.folder / "home", "parent_watchdog")[0].kill()
-
-
-def roll_call(folder: Path) -> dict[int, str]:
-    """Return the names of the clients that reply, by node ID."""
-    (folder / "roll.json").unlink(missing_ok=True)
-    run = superlink.submit(folder)
-    wait_until((folder / "roll.json").is_file, "all clients reply")
-    assert superlink.run_state(folder, run) in ("running", "finished:completed")
-    return {int(node_id): name for node_id, name in json.loads((folder / "roll.json").read_text()).items()}
-
-
-def names_by_node_id(folder: Path) -> dict[int, str]:
-    return {client.node_id or 0: name for name, client in enrolled_clients(folder).items()}
-
-
-@pytest.mark.slow
-def test_federation_recovers_when_its_processes_are_killed(tmp_path: Path) -> None:
-    folder = prepare(tmp_path / "operator", ["a", "b", "late"])
-    late = enrolled_clients(folder)["late"]
-    clients_json = json.loads((folder / "clients.json").read_text())
-    del clients_json["late"]
-    (folder / "clients.json").write_text(json.dumps(clients_json))
-    for name, text in _APP.items():
-        (folder / "app" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "app" / name).write_text(text)
-    with ExitStack() as stack:
-
-        def start(program: str, path: Path) -> Program:
-            started = Program(program, path)
-            stack.callback(stop_all, path / "home", 1.0)
-            stack.callback(started.process.kill)
-            return started
-
-        server = start(_SERVE, folder)
-        clients = {name: start(_CONNECT, tmp_path / name) for name in ("a", "b")}
-        server.wait_for("Serving")
-        for name in ("a", "b"):
-            clients[name].wait_for("Connected")
-        signing = SigningClient(folder, read_deployment(folder).port, tmp_path / "a" / "bundle" / "key")
-        assert signing.post("/v1/control/list-nodes")[0] == 404  # the authority's certificate is not sufficient
-        assert superlink.client_states(folder) == {"a": "online", "b": "online"}
-        before = names_by_node_id(folder)
-
-        clients["a"].kill_flower()  # it reconnects with the same node ID
-        clients["a"].wait_for("Connected", times=2)
-        server.kill_flower()  # the server ends, so systemd restarts it
-        assert server.process.wait(TIMEOUT) != 0
-        assert find_processes(folder / "home") == []
-        server = start(_SERVE, folder)
-        clients["late"] = start(_CONNECT, tmp_path / "late")
-        server.wait_for("Serving")
-        clients["b"].wait_for("Connected", times=2)
-        clients["a"].wait_for("Connected", times=3)
-        clients["late"].wait_for("does not know this client's key")
-        enroll(folder, {"late": late})  # while the server runs
-        clients["late"].wait_for("Connected")
-        names = roll_call(folder)
-        assert names == names_by_node_id(folder) and before.items() < names.items()
-
-        enroll(folder, {"b": replace(enrolled_clients(folder)["b"], left=True)})
-        clients["b"].wait_for("does not know this client's key")
-        assert superlink.client_states(folder)["b"] == "left"
-        processes = [program.process for program in (*clients.values(), server)]
-        for process in processes:
-            process.terminate()
-        assert [process.wait(TIMEOUT) for process in processes] == [0] * 4
-        folders = (folder, *(tmp_path / name for name in clients))
-        assert all(find_processes(path / "home") == [] for path in folders)

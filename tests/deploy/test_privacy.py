@@ -86,7 +86,7 @@ def test_samples_and_client_state_are_not_sent(tmp_path: Path) -> None:
         deployed.start_server()
         deployed.start_client("ann", redirect_bundle(deployed.bundle("ann"), proxy.port))
         deployed.start_client("bob")
-        deployed.run_command("start")
+        deployed.start_run()
         run = deployed.wait_for_end()
         deployed.check_same_models(run)
         deployed.stop()

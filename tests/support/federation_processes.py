@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typer.main import get_command
 
 import fedtailor as ft
+from fedtailor.cli import deploy
 from fedtailor.deploy.keys import make_keys
 from fedtailor.deploy.selftest import read_personal_model, save_client_data
-from fedtailor.deploy.server import flower_app
+from fedtailor.deploy.server import flower_app, superlink
 from fedtailor.deploy.server.operator_folder import enrolled_clients, read_status
 from fedtailor.experiments.deployment import Deployment, make_deployment, read_deployment
 from fedtailor.runs.reader import load_run
@@ -31,6 +33,7 @@ from fedtailor.runs.run import MOMENTS, Run
 TIMEOUT = 600.0  # seconds; generous, because the machine may be busy
 _MARKER = "FEDTAILOR_TEST_COMMAND"  # environment variable that identifies the processes of a command
 _NEVER = threading.Event()  # never set
+deploy_command = get_command(deploy.deploy)
 
 
 def block_training() -> None:
@@ -54,16 +57,51 @@ def block_training() -> None:
 
     def wait_and_train(self: Worker, message: Any) -> Any:
         while is_blocked(self._request.round):
-            write_number(block_file.with_suffix(".blocked"), self._request.round)
+            write_text(block_file.with_suffix(".blocked"), str(self._request.round))
             Event().wait(0.05)
         return train(self, message)
 
     Worker.train = wait_and_train  # type: ignore[method-assign]
 
 
-def write_number(path: Path, number: int) -> None:
-    """Write a number to a file atomically."""
-    path.with_suffix(".new").write_text(str(number))
+def let_deadline_pass() -> None:
+    """Let the deadline of a round pass when the server waits only for the clients in a file, which is then removed."""
+    import os
+    import sys
+    import time
+    from contextlib import suppress
+    from pathlib import Path
+
+    if "flwr-serverapp" not in " ".join(sys.orig_argv):
+        return
+    from fedtailor.deploy.server.mailbox import Mailbox
+
+    create, collect, late_file = Mailbox.__init__, Mailbox._collect, Path(os.environ["LATE_FILE"])
+    pending: dict[str, str] = {}
+    passed = [0.0]  # seconds
+
+    def read_clock() -> float:
+        with suppress(OSError):  # without a file, the clock is right
+            if pending and set(pending.values()) <= set(late_file.read_text().split()):
+                late_file.unlink()
+                passed[0] += 1e6
+        return time.monotonic() + passed[0]
+
+    def create_with_clock(self: Mailbox, grid: Any, folder: Path) -> None:
+        create(self, grid, folder, clock=read_clock)
+
+    def remember_pending(self: Mailbox, pool: Any, messages: dict[str, str], *args: Any) -> Any:
+        nonlocal pending
+        pending = messages
+        yield from collect(self, pool, messages, *args)
+
+    Mailbox.__init__ = create_with_clock  # type: ignore[assignment, method-assign]
+    Mailbox._collect = remember_pending  # type: ignore[assignment, method-assign]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically."""
+    path.with_suffix(".new").write_text(text)
     path.with_suffix(".new").replace(path)
 
 
@@ -71,7 +109,7 @@ def write_sitecustomize(function: Callable[[], None], folder: Path) -> str:
     """Return a path for PYTHONPATH with which processes call the function when they start."""
     folder.mkdir(exist_ok=True)
     imports = "from pathlib import Path\nfrom typing import Any"
-    lines = [imports, inspect.getsource(write_number), inspect.getsource(function), f"{function.__name__}()\n"]
+    lines = [imports, inspect.getsource(write_text), inspect.getsource(function), f"{function.__name__}()\n"]
     (folder / "sitecustomize.py").write_text("\n\n".join(lines))
     return str(folder)
 
@@ -124,12 +162,10 @@ class DeployCommand:
             self.send(signal.SIGKILL)
         self.process.wait()
 
-    def stop(self) -> None:
-        """Stop the command as systemd does; no process may remain."""
+    def wait_for_end(self) -> None:
+        """Wait until the command has ended after SIGTERM, as systemd does; no process may remain."""
         try:
-            self.send(signal.SIGCONT)
-            self.process.terminate()
-            self.process.wait(TIMEOUT)
+            assert self.process.wait(TIMEOUT) == 0
             wait_until(lambda: not self.processes(), f"all processes of '{self.log.stem}' end")
         finally:
             self.kill()
@@ -167,7 +203,9 @@ class Federation:
 
     def start_server(self) -> DeployCommand:
         """Start the operator's server and wait until it serves."""
-        server = self._start("server", ["server", str(self.operator)])
+        path = write_sitecustomize(let_deadline_pass, self.folder / let_deadline_pass.__name__)
+        env = {"LATE_FILE": str(self.folder / "late"), "PYTHONPATH": path}
+        server = self._start("server", ["server", str(self.operator)], env)
         before = server.output().count("Serving at")
         wait_until(
             lambda: server.output().count("Serving at") > before or server.process.poll() is not None,
@@ -186,25 +224,42 @@ class Federation:
         args += ["--data", str(self.folder / f"{name}.npz"), "--folder", str(self.client_folder(name))]
         return self._start(name, [*args, "--device", "cpu", "--yes"], env)
 
-    def _start(self, name: str, args: Sequence[str], env: Mapping[str, str] | None = None) -> DeployCommand:
-        command = self.commands[name] = DeployCommand(args, self.folder / f"{name}.log", env or {})
+    def _start(self, name: str, args: Sequence[str], env: Mapping[str, str]) -> DeployCommand:
+        command = self.commands[name] = DeployCommand(args, self.folder / f"{name}.log", env)
         self.stack.callback(command.kill)
         return command
 
-    def try_command(self, *args: str) -> tuple[int, str]:
-        """Run `fedtailor deploy ...` and return its exit code and output."""
-        command = [sys.executable, "-m", "fedtailor.cli.main", "deploy", args[0], str(self.operator), *args[1:]]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-        return done.returncode, done.stdout + done.stderr
-
     def run_command(self, *args: str) -> None:
-        """Run `fedtailor deploy ...`, which must succeed."""
-        code, output = self.try_command(*args)
-        assert code == 0, output
+        """Run `fedtailor deploy ...` in this process."""
+        deploy_command([args[0], str(self.operator), *args[1:]], standalone_mode=False)
+
+    def start_run(self) -> None:
+        """Start the run when all clients that were started are online."""
+        clients = self.commands.keys() - {"server"}
+
+        def all_online() -> bool:
+            states = superlink.client_states(self.operator)
+            return all(states[name] == "online" for name in clients)
+
+        wait_until(all_online, "the clients are online")
+        self.run_command("start")
 
     def resume(self) -> None:
         """Resume the run; Flower takes a while to notice that a process has ended."""
-        wait_until(lambda: self.try_command("resume")[0] == 0, "the run can be resumed")
+
+        def is_resumed() -> bool:
+            try:
+                self.run_command("resume")
+            except ft.FedTailorError as error:
+                assert "is active" in str(error)
+                return False
+            return True
+
+        wait_until(is_resumed, "the run can be resumed")
+
+    def give_up_on(self, *names: str) -> None:
+        """Let the deadline of the current round pass as soon as only replies of these clients are missing."""
+        write_text(self.folder / "late", " ".join(names))
 
     def rounds_done(self) -> int:
         return int(self._status().get("round", 0))
@@ -220,7 +275,7 @@ class Federation:
 
     def hold(self, name: str, after: int) -> None:
         """Make a client wait as soon as it works on a round after `after`."""
-        write_number(self._block_file(name), after)
+        write_text(self._block_file(name), str(after))
 
     def block(self, name: str, after: int, selected: int | None = None) -> int:
         """Block a client while it works on a round after `after` for which all clients, or the first `selected`, were
@@ -229,7 +284,7 @@ class Federation:
         blocked.unlink(missing_ok=True)
 
         def is_blocked() -> bool:
-            write_number(self._block_file(name), number)
+            write_text(self._block_file(name), str(number))
             return blocked.is_file() and int(blocked.read_text()) > number
 
         while True:
@@ -249,9 +304,13 @@ class Federation:
         return load_run(self.operator / "run")
 
     def stop(self) -> None:
-        """Stop the clients, then the server."""
-        for name in sorted(self.commands, key="server".__eq__):
-            self.commands[name].stop()
+        """Stop the clients, all at once, and then the server."""
+        clients = [command for name, command in self.commands.items() if name != "server"]
+        for commands in (clients, [self.commands["server"]]):
+            for command in commands:
+                command.process.terminate()  # once, because a second signal would not be handled at the very end
+            for command in commands:
+                command.wait_for_end()
 
     def simulate(self, schedule: Sequence[Sequence[int]]) -> Run:
         """Simulate the same rounds."""

@@ -109,7 +109,7 @@ def stop(folder: Folder) -> None:
     run = _run_id(folder)
     if run is None or not _is_active(folder):
         raise DeployError(f"No run in '{folder}' is active.")
-    superlink.stop(folder, run)
+    superlink.stop_run(folder, run)
     print_line(f"Stopped. Resume with: fedtailor deploy resume {folder}")
 
 
@@ -220,10 +220,7 @@ def _run_id(folder: Path) -> int | None:
 
 def _is_active(folder: Path) -> bool:
     run = _run_id(folder)
-    try:
-        return run is not None and not superlink.run_state(folder, run).startswith("finished")
-    except superlink.UnknownRunError:
-        return False
+    return run is not None and superlink.run_state(folder, run) not in ("finished", "unknown")
 
 
 def _current_status(folder: Path) -> dict[str, Any]:

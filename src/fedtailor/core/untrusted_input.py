@@ -25,20 +25,26 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     Traceback (most recent call last):
     fedtailor.errors.ConfigError: The experiment 'nowhere.toml' cannot be read: No such file or directory.
     """
-    text = read_text(path, what, MAX_SETTINGS_BYTES)
+    return parse_toml(read_text(path, what, MAX_SETTINGS_BYTES), f"{what} '{path}'")
+
+
+def parse_toml(text: str, what: str) -> dict[str, Any]:
+    """Return the content of TOML text; `what` is its name in error messages.
+
+    >>> parse_toml("rounds = 5", "The experiment")
+    {'rounds': 5}
+    """
     for number, line in enumerate(text.split("\n"), start=1):
         # Names with many dots are rejected, because the run time of tomllib is quadratic in their number.
         if _DECIMALS.sub("", line).count(".") > _MAX_DEPTH and not line.lstrip().startswith("#"):
-            raise ConfigError(
-                f"{what} '{path}' has more than {_MAX_DEPTH} dots in line {number}; is it the right file?"
-            )
+            raise ConfigError(f"{what} has more than {_MAX_DEPTH} dots in line {number}; is it the right file?")
     try:
         return tomllib.loads(text)
     except ValueError as error:  # a TOMLDecodeError, or the error of int() for thousands of digits
         reason = str(error) if isinstance(error, tomllib.TOMLDecodeError) else "a number has too many digits"
-        raise ConfigError(f"{what} '{path}' is not valid TOML: {reason}.") from error
+        raise ConfigError(f"{what} is not valid TOML: {reason}.") from error
     except RecursionError as error:
-        raise ConfigError(f"{what} '{path}' has too many nested lists; is it the right file?") from error
+        raise ConfigError(f"{what} has too many nested lists; is it the right file?") from error
 
 
 def read_text(path: Path, what: str, max_bytes: int) -> str:

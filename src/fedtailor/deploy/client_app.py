@@ -47,15 +47,10 @@ def wrap(text: str, data: bytes) -> RecordDict:
 
 
 def unwrap(content: RecordDict) -> tuple[str, bytes]:
-    """Return the fields and the bytes of the tree in an untrusted message; raise ValueError if it has no fields."""
-    try:
-        text = content[_FIELDS][_FIELDS]
-        array = content[_TREE][_TREE] if _TREE in content else None
-        if isinstance(text, str) and isinstance(array, Array | None):
-            return text, b"" if array is None else array.data
-    except (KeyError, TypeError, AttributeError):
-        pass
-    raise ValueError("The message does not have FedTailor's format.")
+    """Return the fields and the bytes of the tree in an untrusted message; what it does not contain is empty."""
+    text = content.config_records.get(_FIELDS, ConfigRecord()).get(_FIELDS)
+    array = content.array_records.get(_TREE, ArrayRecord()).get(_TREE)
+    return text if isinstance(text, str) else "", b"" if array is None else array.data
 
 
 def _connect() -> Connection:

@@ -12,14 +12,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key as load_ssh
 
-from fedtailor.core.untrusted_input import parse_json, read_text
+from fedtailor.core.untrusted_input import parse_json, parse_toml, read_text
 from fedtailor.deploy.certificates import (
     AUTHORITY_FILE,
     INVALID_ERRORS,
@@ -30,17 +29,13 @@ from fedtailor.deploy.certificates import (
 )
 from fedtailor.deploy.server.operator_folder import EnrolledClient, check_name, enroll, enrolled_clients
 from fedtailor.errors import DeployError, FedTailorError
-from fedtailor.experiments.deployment import DEPLOYMENT_FILE, Deployment, read_deployment
+from fedtailor.experiments.deployment import DEPLOYMENT_FILE, Deployment, make_deployment, read_deployment
 from fedtailor.runs.files import folder_lock, make_private_folder, write_errors, write_private
 
 _FORMAT = 1  # of a bundle
 _KEY_FILE, _CLIENT_FILE = "key", "client.json"
-_MAX_BYTES = {
-    AUTHORITY_FILE: 2**14,
-    _KEY_FILE: 2**14,
-    DEPLOYMENT_FILE: 2**20,
-    _CLIENT_FILE: 2**14,
-}  # of each file; the last one is written last, so a folder that has it has a complete bundle
+# of each file; the last one is written last, so a folder that has it has a complete bundle
+_MAX_BYTES = {AUTHORITY_FILE: 2**14, _KEY_FILE: 2**14, DEPLOYMENT_FILE: 2**20, _CLIENT_FILE: 2**14}
 _MAX_BUNDLE_BYTES = sum(_MAX_BYTES.values()) + 2**15  # tar pads files and ends with zeros
 _MAX_ADDRESS_LENGTH = 300  # characters; DNS names have at most 253
 
@@ -252,14 +247,11 @@ def _check_bundle(contents: Mapping[str, str], folder: Path, label: str) -> Bund
     client = _parse_client(contents[_CLIENT_FILE], label)
     _parse_key(contents[_KEY_FILE], label)
     _check_authority(contents[AUTHORITY_FILE], label)
-    with TemporaryDirectory() as temporary:
-        (Path(temporary) / DEPLOYMENT_FILE).write_bytes(contents[DEPLOYMENT_FILE].encode())
-        try:
-            deployment = read_deployment(Path(temporary))
-            host_name(replace(deployment, address=client["address"]))
-        except FedTailorError as error:
-            reason = str(error).replace(str(Path(temporary) / DEPLOYMENT_FILE), DEPLOYMENT_FILE)
-            raise DeployError(f"{label} cannot be used: {reason}") from error
+    try:
+        deployment = make_deployment(parse_toml(contents[DEPLOYMENT_FILE], f"The deployment '{DEPLOYMENT_FILE}'"))
+        host_name(replace(deployment, address=client["address"]))
+    except FedTailorError as error:
+        raise DeployError(f"{label} cannot be used: {error}") from error
     return Bundle(client["name"], client["address"], folder)
 
 

@@ -15,7 +15,6 @@ from fedtailor.deploy.client_app import unwrap, wrap
 from fedtailor.errors import DeployError
 from fedtailor.runs.serialization import pack, unpack
 
-_INVALID = "The message does not have FedTailor's format."
 _MAX_FIELDS_LENGTH = 2**20  # characters; enough for the sizes of 100,000 clients
 
 
@@ -30,11 +29,7 @@ def to_record(fields: Mapping[str, Any], tree: Tree | None = None) -> RecordDict
 
 def from_record(content: RecordDict, max_bytes: int) -> tuple[dict[str, Any], Tree]:
     """Return the fields and the tree of an untrusted message; the tree may have at most `max_bytes` bytes."""
-    try:
-        text, data = unwrap(content)
-    except ValueError as error:
-        raise DeployError(_INVALID) from error
-    return parse_message(text, data, max_bytes)
+    return parse_message(*unwrap(content), max_bytes)
 
 
 def parse_message(text: str, data: bytes, max_bytes: int) -> tuple[dict[str, Any], Tree]:
@@ -51,5 +46,5 @@ def parse_message(text: str, data: bytes, max_bytes: int) -> tuple[dict[str, Any
         check_settings(fields, "The message")
         fields = dict(fields)
     except (TypeError, ValueError) as error:
-        raise DeployError(_INVALID) from error
+        raise DeployError("The message does not have FedTailor's format.") from error
     return fields, unpack(data, max_bytes) if data else {}

@@ -13,7 +13,7 @@ from fedtailor.deploy.server.membership import Member, Membership
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import deployment_digest, read_deployment
 from fedtailor.runs.checkpoint import Checkpoint
-from fedtailor.runs.files import folder_lock, write_atomic
+from fedtailor.runs.files import wait_for_lock, write_atomic
 from fedtailor.runs.reader import FLOWER_ENGINE, is_finished, is_run_folder, raise_remote_client, read_records
 from fedtailor.runs.run import FORMAT, Run
 from fedtailor.runs.writer import RunWriter
@@ -33,7 +33,8 @@ def coordinate(folder: Path, mailbox: Mailbox) -> None:
     membership = Membership(folder, replace(read_deployment(folder), device="cpu"), mailbox)
     run = folder / "run"
     run.mkdir(exist_ok=True)
-    with folder_lock(run):
+    with (run / "lock").open("ab") as lock:
+        wait_for_lock(lock)  # a run that was stopped a moment ago may still be ending
         try:
             _Coordinator(run, membership).train()
         except Exception as error:

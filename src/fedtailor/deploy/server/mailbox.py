@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from fedtailor.core.untrusted_input import sanitize
 from fedtailor.deploy.server.operator_folder import enrolled_clients
+from fedtailor.errors import reason
 
 _MIN_POLL_INTERVAL, _MAX_POLL_INTERVAL = 0.1, 1.0  # seconds
 _READ_TIMEOUT = 2.0  # seconds to read a reply before the other replies are polled again
@@ -174,5 +175,5 @@ class Mailbox:
         except NoReplyError as error:
             return error
         except Exception as error:  # Flower may raise anything on an invalid reply
-            return NoReplyError(f"its reply cannot be read ({type(error).__name__})")
+            return NoReplyError(f"its reply cannot be read: {sanitize(reason(error))}")
         return None

@@ -33,13 +33,12 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fedtailor.errors import DeployError
+from fedtailor.errors import DeployError, reason
 
 log = logging.getLogger("fedtailor.proxy")
 ERROR_CODE = 0  # of errors from the proxy; Flower's error codes start at 1
-_FLEET_PATH = re.compile(
-    rb"/v1/fleet/([a-z]+(?:-[a-z]+)*)"
-)  # matched as sent: nothing encoded, no dots, no extra slash
+# matched as sent: nothing encoded, no dots, no extra slash
+_FLEET_PATH = re.compile(rb"/v1/fleet/([a-z]+(?:-[a-z]+)*)")
 _FORWARDED_HEADERS = ("content-type", "content-length", "accept")  # in addition to Flower's headers
 _KEY, _TIME, _SIGNATURE = "flwr-public-key", "flwr-timestamp", "flwr-signature"
 _MAX_HEADER_BYTES = 2**14  # Flower's headers take about 1,000
@@ -63,8 +62,8 @@ class Limits:
 class _RejectedError(Exception):
     """A request that is not forwarded: the HTTP status and the reason."""
 
-    def __init__(self, status: int, reason: str, disconnect: bool = False) -> None:
-        super().__init__(reason)
+    def __init__(self, status: int, problem: str, disconnect: bool = False) -> None:
+        super().__init__(problem)
         self.status, self.disconnect = status, disconnect
 
 
@@ -190,7 +189,7 @@ class Proxy:
                 if request.call == "push-object":  # the client will send it again
                     self._uploaded[request.client] -= request.length
                 status = 504 if isinstance(error, TimeoutError | httpcore.TimeoutException) else 502
-                raise _RejectedError(status, f"Flower does not respond ({type(error).__name__}).") from error
+                raise _RejectedError(status, f"Flower does not respond: {reason(error)}.") from error
             headers = {name.lower(): value for name, value in response.headers}
             if request.call == "pull-messages" and headers.get(b"content-length", b"0") != b"0":
                 self._uploaded[request.client] = 0  # the client received a message and may reply to it

@@ -1,22 +1,39 @@
-"""The server's side of Flower: the SuperLink behind the reverse proxy, and commands to control it."""
+"""The server's side of Flower: the SuperLink behind the reverse proxy, and requests that control it."""
 
 import logging
-import socket
-import sqlite3
 import ssl
-import subprocess
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from threading import Event
-from typing import Any
+from typing import TypeVar
 
+import httpx
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListNodesResponse,
+    ListRunsRequest,
+    ListRunsResponse,
+    RegisterNodeRequest,
+    RegisterNodeResponse,
+    StartRunRequest,
+    StartRunResponse,
+    StopRunRequest,
+    StopRunResponse,
+    UnregisterNodeRequest,
+    UnregisterNodeResponse,
+)
+from flwr.proto.fab_pb2 import Fab
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.error import FlowerError
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+from google.protobuf.message import Message  # type: ignore[import-untyped]
 
-from fedtailor.core.untrusted_input import parse_json
+from fedtailor.core.untrusted_input import read_text
 from fedtailor.deploy.dummy_client import preview_payload
 from fedtailor.deploy.server.operator_folder import EnrolledClient, enroll, enrolled_clients
 from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
@@ -31,22 +48,20 @@ from fedtailor.deploy.subprocesses import (
     skip_repeats,
     stop_all,
 )
-from fedtailor.errors import DeployError, FedTailorError
+from fedtailor.errors import DeployError, FedTailorError, reason
 from fedtailor.experiments.deployment import Deployment, read_deployment
 from fedtailor.runs.files import write_atomic
-from fedtailor.runs.toml import to_toml
 from fedtailor.training.signals import deferred_signals
 
-_CONNECTION = "fedtailor"  # name of the connection in Flower's configuration
-_FLOWER_TIMEOUT = 120.0  # seconds for Flower to start, and for each of its commands
+_FLOWER_TIMEOUT = 120.0  # seconds for Flower to start, and for each request to it
 _HEALTH_INTERVAL = 10.0  # seconds between health checks
 _HEALTH_TIMEOUT = 90.0  # seconds without a successful health check before the server ends
-_KEY_IN_USE = "[code: 23]"  # Flower's error code for a registered key
 _UNREGISTERED = "unregistered"
 _OVERHEAD_BYTES = 2**26  # for everything in an upload except tensors
+_Response = TypeVar("_Response", bound=Message)
 
 
-def serve(folder: Path, say: Callable[[str], None] = print, limits: Limits | None = None) -> None:
+def serve(folder: Path, say: Callable[[str], None] = print) -> None:
     """Serve a federation until SIGTERM or Ctrl-C; raise an error if a part of it ends earlier, so systemd restarts it.
 
     >>> serve(Path("nowhere"))
@@ -65,14 +80,15 @@ def serve(folder: Path, say: Callable[[str], None] = print, limits: Limits | Non
         bind(deployment.host, deployment.port) as listener,
     ):
         stop_all(home)  # left over from a server that was killed
-        address = _configure(folder)
-        tls = ssl.create_default_context(cafile=keys / "authority.crt")
-        proxy = Proxy(address, tls, limits or _limits(folder, deployment))
+        address, tls = free_address(), _tls(folder)
+        write_atomic(home / "address", address.encode())
+        proxy = Proxy(address, tls, _limits(folder, deployment))
         _set_up_proxy_log(folder)
-        command = _superlink_command(folder, address)
-        superlink = Subprocess(home, command, _environment(folder), folder / "log" / "superlink.log")
+        env = flower_environment(home, FEDTAILOR_DEPLOYMENT=str(folder.absolute()))
+        superlink = Subprocess(home, _superlink_command(folder, address), env, folder / "log" / "superlink.log")
         try:
             _wait_until_healthy(address, tls, superlink, stop)
+            _stop_orphaned_runs(folder)
             registered = _register_clients(folder, proxy, {}, say)
             with run_proxy(proxy, listener, keys / "server.crt", keys / "server.key") as is_proxy_running:
                 say(f"Serving at {deployment.address}.")
@@ -93,27 +109,32 @@ def submit(folder: Path) -> int:
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
-    return int(_flwr(folder, "run", str((folder / "app").absolute()), _CONNECTION)["run-id"])
+    from flwr.cli.build import build_fab_from_disk  # imports for a second
+
+    _check_started(folder)
+    app = build_fab_from_disk(folder / "app")
+    request = StartRunRequest(fab=Fab(hash_str=sha256(app).hexdigest(), content=app))
+    return int(_call(folder, "start-run", request, StartRunResponse).run_id)
 
 
 def run_state(folder: Path, run: int) -> str:
-    """Return Flower's state of a run: pending, starting, running, or finished:completed, :failed, or :stopped.
+    """Return Flower's state of a run: pending, starting, running, finished, or unknown if its database was replaced.
 
     >>> run_state(Path("nowhere"), 1)
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
-    return str(_flwr(folder, "list", _CONNECTION, "--run-id", str(run))["runs"][0]["status"])
+    return _run_states(folder).get(run, "unknown")
 
 
-def stop(folder: Path, run: int) -> None:
+def stop_run(folder: Path, run: int) -> None:
     """Stop a run.
 
-    >>> stop(Path("nowhere"), 1)
+    >>> stop_run(Path("nowhere"), 1)
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
-    _flwr(folder, "stop", str(run), _CONNECTION)
+    _call(folder, "stop-run", StopRunRequest(run_id=run), StopRunResponse)
 
 
 def client_states(folder: Path) -> dict[str, str]:
@@ -125,7 +146,7 @@ def client_states(folder: Path) -> dict[str, str]:
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
-    states = _node_states(folder)
+    states = {node.node_id: node.status for node in _nodes(folder)}
     return {
         name: "left" if client.left else states.get(client.node_id or 0, "not registered")
         for name, client in enrolled_clients(folder).items()
@@ -139,29 +160,6 @@ def _limits(folder: Path, deployment: Deployment) -> Limits:
     """Return limits of twice the expected upload, because chunks may be sent again, plus overhead."""
     upload = preview_payload(deployment, max(len(enrolled_clients(folder)), 2), num_samples=100)["up"]
     return Limits(upload_bytes=2 * sum(tensor.bytes for tensor in upload) + _OVERHEAD_BYTES)
-
-
-def _configure(folder: Path) -> str:
-    """Choose Flower's local address, the previous one if it is free, and write the configuration for `flwr`."""
-    path = folder / "home" / "address"
-    address = path.read_text().strip() if path.is_file() else ""
-    if not address or not _is_free(address):
-        address = free_address()
-    write_atomic(path, address.encode())
-    authority = str((folder / "keys" / "authority.crt").absolute())
-    connection = {"address": address, "root-certificates": authority}
-    config = {"superlink": {"default": _CONNECTION, _CONNECTION: connection}}
-    write_atomic(folder / "home" / "config.toml", to_toml(config).encode())
-    return address
-
-
-def _is_free(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_server((host, int(port))):
-            return True
-    except (OSError, ValueError, OverflowError):
-        return False
 
 
 def _check(folder: Path, is_superlink_running: bool, is_proxy_running: bool, unhealthy: float) -> None:
@@ -185,10 +183,6 @@ def _superlink_command(folder: Path, address: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    return flower_environment(folder / "home", FEDTAILOR_DEPLOYMENT=str(folder.absolute()))
-
-
 def _set_up_proxy_log(folder: Path) -> None:
     handler = rotating_log(folder / "log" / "proxy.log")
     for name in ("fedtailor.proxy", "uvicorn.error"):
@@ -205,6 +199,14 @@ def _wait_until_healthy(address: str, tls: ssl.SSLContext, superlink: Subprocess
             raise DeployError("Flower's SuperLink did not start; see log/superlink.log.")
 
 
+def _stop_orphaned_runs(folder: Path) -> None:
+    """Stop the run of a server that was killed, so that it can be resumed before Flower's timeout of a minute."""
+    with suppress(FedTailorError):
+        for run, state in _run_states(folder).items():
+            if state != "finished":
+                stop_run(folder, run)
+
+
 # ---- clients
 
 
@@ -217,89 +219,83 @@ def _register_clients(
         if clients == registered:
             return clients
         proxy.allow_only({name: client.public_key for name, client in clients.items() if not client.left})
-        states = _node_states(folder)
+        nodes = {node.public_key: node for node in _nodes(folder)}
         for name, client in clients.items():
-            state = states.get(client.node_id or 0)
-            if client.left and state not in (None, _UNREGISTERED):
-                _flwr(folder, "supernode", "unregister", str(client.node_id), _CONNECTION)
+            key = _encode_key(client.public_key)
+            node = nodes.get(key)
+            if client.left and node is not None and node.status != _UNREGISTERED:
+                request = UnregisterNodeRequest(node_id=node.node_id)
+                _call(folder, "unregister-node", request, UnregisterNodeResponse)
                 say(f"'{name}' has left.")
-            elif not client.left and state is None:
-                clients[name] = _register_client(folder, name, client)
-                say(f"'{name}' can connect.")
-            elif not client.left and state == _UNREGISTERED:
+            elif not client.left and node is not None and node.status == _UNREGISTERED:
                 say(f"'{name}' has left before and its key is revoked; enroll it under another name.")
+            elif not client.left and (node is None or node.node_id != client.node_id):
+                clients[name] = _register_client(folder, name, key, node)
+                say(f"'{name}' can connect.")
         return clients
     except FedTailorError as error:
         say(str(error))
         return dict(registered)
 
 
-def _register_client(folder: Path, name: str, client: EnrolledClient) -> EnrolledClient:
-    """Register a client's key with Flower and save its node ID; repeating this after a crash is safe."""
-    with NamedTemporaryFile("w", suffix=".pub") as file:
-        file.write(client.public_key)
-        file.flush()
-        try:
-            node_id = int(_flwr(folder, "supernode", "register", file.name, _CONNECTION, "--name", name)["node-id"])
-        except FedTailorError as error:
-            if _KEY_IN_USE not in str(error.__cause__):
-                raise
-            node_id = _find_node_id(folder, client.public_key)
+def _register_client(folder: Path, name: str, key: bytes, node: NodeInfo | None) -> EnrolledClient:
+    """Register a client's key with Flower, unless a crash prevented only the next step: saving its node ID."""
+    if node is None:
+        request = RegisterNodeRequest(public_key=key, name=name)
+        node_id = _call(folder, "register-node", request, RegisterNodeResponse).node_id
+    else:
+        node_id = node.node_id
     updated = replace(enrolled_clients(folder)[name], node_id=node_id)
     enroll(folder, {name: updated})
     return updated
 
 
-def _find_node_id(folder: Path, public_key: str) -> int:
-    """Return the node ID of a registered key from Flower's database; no command of Flower provides it."""
-    encoded = load_ssh_public_key(public_key.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    with closing(sqlite3.connect(f"{(folder / 'superlink.db').absolute().as_uri()}?mode=ro", uri=True)) as database:
-        row = database.execute("select node_id from node where public_key = ?", [encoded]).fetchone()
-    if row is None:
+def _encode_key(public_key: str) -> bytes:
+    """Return a public key as Flower stores it."""
+    return load_ssh_public_key(public_key.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _nodes(folder: Path) -> list[NodeInfo]:
+    return list(_call(folder, "list-nodes", ListNodesRequest(), ListNodesResponse).nodes_info)
+
+
+# ---- requests to Flower
+
+
+def _run_states(folder: Path) -> dict[int, str]:
+    runs = _call(folder, "list-runs", ListRunsRequest(), ListRunsResponse).run_dict
+    return {run: description.status.status for run, description in runs.items()}
+
+
+def _call(folder: Path, name: str, request: Message, response_type: type[_Response]) -> _Response:
+    """Send a request to the control interface of the folder's server, and return the response."""
+    _check_started(folder)
+    address = read_text(folder / "home" / "address", "The server's address", 100)
+    headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
+    try:
+        response = httpx.post(
+            f"https://{address}/v1/control/{name}", content=request.SerializeToString(), headers=headers,
+            verify=_tls(folder), timeout=_FLOWER_TIMEOUT, trust_env=False,
+        )  # fmt: skip
+    except httpx.ConnectError as error:
         raise DeployError(
-            "Flower's database is inconsistent; stop the server, delete superlink.db, and start it again."
-        )
-    return int(row[0]) % 2**64  # the database stores a signed integer
+            f"The server for '{folder}' is not running; start it with: fedtailor deploy server {folder}."
+        ) from error
+    except httpx.HTTPError as error:
+        raise DeployError(f"The server for '{folder}' does not respond: {reason(error)}.") from error
+    if response.is_error:
+        rejection = FlowerError.from_json(response.text)
+        problem = response.reason_phrase if rejection is None else rejection.message.rstrip(".")
+        raise DeployError(f"Flower rejected the request '{name}': {problem}.")
+    parsed: _Response = response_type()
+    parsed.ParseFromString(response.content)
+    return parsed
 
 
-def _node_states(folder: Path) -> dict[int, str]:
-    nodes = _flwr(folder, "supernode", "list", _CONNECTION)["nodes"]
-    return {int(node["node-id"]): str(node["status"]) for node in nodes}
-
-
-# ---- Flower's commands
-
-
-class UnknownRunError(DeployError):
-    """Flower does not know a run, because its database was replaced."""
-
-
-def _flwr(folder: Path, *args: str) -> dict[str, Any]:
-    """Run one of Flower's commands and return its output."""
-    if not (folder / "home" / "config.toml").is_file():
+def _check_started(folder: Path) -> None:
+    if not (folder / "home" / "address").is_file():
         raise DeployError(f"The server for '{folder}' has not been started; run: fedtailor deploy server {folder}.")
-    command = [flower_command("flwr"), *args, "--format", "json"]
-    try:
-        done = subprocess.run(
-            command, env=_environment(folder), capture_output=True, text=True, timeout=_FLOWER_TIMEOUT, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise DeployError(f"'flwr {args[0]}' did not finish within {_FLOWER_TIMEOUT:.0f} s.") from error
-    try:
-        output = dict(parse_json(done.stdout))
-    except (ValueError, TypeError) as error:
-        raise DeployError(f"'flwr {args[0]}' failed: {_last_line(done.stderr or done.stdout)}.") from error
-    if output.get("success"):
-        return output
-    problem = str(output.get("error-message", ""))
-    message = f"'flwr {args[0]}' failed: {_last_line(problem)}."
-    if "is unavailable" in problem:
-        message = f"The server for '{folder}' is not running; start it with: fedtailor deploy server {folder}."
-    kind = UnknownRunError if "Run ID not found" in problem else DeployError  # Flower has no error codes
-    raise kind(message) from ValueError(problem)
 
 
-def _last_line(text: str) -> str:
-    """Return the last line of a command's output as part of a sentence."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1].rstrip(".").replace(". ", "; ") if lines else "it gave no reason"
+def _tls(folder: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=folder / "keys" / "authority.crt")
