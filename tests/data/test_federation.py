@@ -196,7 +196,7 @@ def test_from_owners_holds_out_fraction_per_class() -> None:
 
 def test_from_owners_split_depends_on_seed_and_client() -> None:
     x, y, owned = np.zeros((80, 2)), np.arange(80) % 4, [list(range(40)), list(range(40, 80))]
-    feds = [ft.Federation.from_owners(x, y, owned, seed=seed) for seed in (0, 0, 1)]  # type: ignore[arg-type]
+    feds = [ft.Federation.from_owners(x, y, owned, seed=seed) for seed in (0, 0, 1)]
     tests = [[test.tolist() for test in fed.test] for fed in feds]
     assert tests[0] == tests[1] != tests[2]
     assert [i + 40 for i in tests[0][0]] != tests[0][1], "clients with equal labels have different splits"
@@ -225,7 +225,7 @@ def test_from_owners_with_invalid_argument_raises(changes: dict[str, Any], words
 
 def test_from_owners_with_invalid_label_names_its_client() -> None:
     y = np.array([0, 8, 0, 0, 9, 0])
-    text = error_message(lambda: ft.Federation.from_owners(y[:, None] * 1.0, y, [[3, 4, 5], [0, 1, 2]], classes=2))  # type: ignore[list-item]
+    text = error_message(lambda: ft.Federation.from_owners(y[:, None] * 1.0, y, [[3, 4, 5], [0, 1, 2]], classes=2))
     assert "Client 1 has the label 8" in text or "Client 0 has the label 9" in text
 
 
@@ -338,14 +338,9 @@ def test_from_dataset_with_random_transforms_warns(noise: float, caplog: pytest.
 def test_owners_per_sample_and_indices_per_client_are_equal_everywhere() -> None:
     x, y = RNG.normal(size=(8, 2)), np.arange(8) % 2
     data, lists = TensorDataset(torch.as_tensor(x), torch.as_tensor(y)), [[0, 2, 4, 6], [1, 3, 5, 7]]
-    feds = [
-        make(owners, names)
-        for owners, names in ((["ann", "bob"] * 4, None), (lists, ["ann", "bob"]))
-        for make in (
-            lambda owners, names: ft.Federation.from_owners(x, y, owners, names=names),
-            lambda owners, names: ft.Federation.from_dataset(data, owners, names=names),
-        )
-    ]
+    forms: list[tuple[list[Any], list[str] | None]] = [(["ann", "bob"] * 4, None), (lists, ["ann", "bob"])]
+    feds = [ft.Federation.from_owners(x, y, owners, names=names) for owners, names in forms]
+    feds += [ft.Federation.from_dataset(data, owners, names=names) for owners, names in forms]
     for fed in feds:
         assert fed.names == ("ann", "bob")
         assert [own.tolist() for own in fed.test] == [own.tolist() for own in feds[0].test]

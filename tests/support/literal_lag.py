@@ -305,7 +305,7 @@ class LiteralLAG:
 
     def personal_layers(self, u: int) -> Weights:
         """Return the personal layers of client u: as last trained or, without such a version, the last common ones."""
-        found = {}
+        found: Weights = {}
         for at in self.L_p:
             use_own = self.missing == "own" or at in self.owned[u]
             source = self.models[u] if use_own else self.common

@@ -75,7 +75,7 @@ def resolve_targets(
         return (y if y.is_floating_point() else y.float()), None
     if y.ndim != 1:
         return y, None
-    present = y[owned].unique()
+    present = torch.unique(y[owned])
     if y.is_floating_point():
         if classes is None and regression is None:
             _check_regression(present)
