@@ -94,7 +94,7 @@ def test_grid_unusual_strings_give_unique_folder_names() -> None:
         ("--method.lr 0.1,", "must have values such as"),
         ("--seed one", "seed cannot be 'one'"),
         ("--seeds 0,1", "did you mean 'seed'?"),
-        ("--moment later", "--moment must be 'received' or 'trained'"),
+        ("--moment later", "--moment must be 'received', 'trained', or 'ranked'"),
         ("fedavg --method.lr 1,2", "name methods with a flag"),
         ("a.toml b.toml", "one experiment file"),
         ("--method.lr", "--method.lr needs a value"),

@@ -25,7 +25,7 @@ def outcome(values: Mapping[str, Any], test: float, validation: float | None = N
     """Return the outcome of a run with these scores at both moments."""
     method, score = value_label("method", values.get("method", "FedX")), "accuracy" if better else "mse"
     scores = [dict.fromkeys(("received", "trained"), value) for value in (test, validation)]
-    return Outcome(values, method, score, better, ("example data",), *scores)
+    return Outcome(values, method, score, better, ("example data",), "trained", *scores)
 
 
 def outcomes(scores: Mapping[float, Sequence[float]], **more: Any) -> list[Outcome]:

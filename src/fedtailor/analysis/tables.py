@@ -54,14 +54,16 @@ def comparison_table(group: Comparison) -> Table:
     first, gains = group.first, gains_over_local(group)
     seeds = max(len(summaries) for summaries in group.methods.values())
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    columns = ["method", "trained", "received", "ranked by", "worst 10 %", "> local", "MB up", "MB down", "s"]
+    columns = ["method", "trained", "received", "worst 10 %", "> local", "MB up", "MB down", "s"]
     table = new_table(f"{_describe(first)}; {_score_format(first).in_words}; {over}", columns, left=1)
     for label, summaries in group.methods.items():
         runs = [summary.run for summary in summaries]
-        moment = group.ranked_by(label)
-        wanted = [("trained", "weighted"), ("received", "weighted"), (moment, "worst_tenth")]
-        shown = [spread(first.info["score"], _over_seeds(runs, *what)) for what in wanted]
-        shown.insert(2, moment)
+        ranked_by = group.ranked_by(label)
+        shown = [
+            spread(first.info["score"], _over_seeds(runs, moment, "weighted")) + ("*" if moment == ranked_by else " ")
+            for moment in ("trained", "received")
+        ]
+        shown.append(spread(first.info["score"], _over_seeds(runs, ranked_by, "worst_tenth")))
         up, down, seconds = (mean(run.total(key) for run in runs) for key in ("bytes_up", "bytes_down", "seconds"))
         gain = [one.direction > 0 for one in gains.get(label, {}).values()]
         better = percent(mean(gain)) if gain else ""
@@ -69,7 +71,7 @@ def comparison_table(group: Comparison) -> Table:
     beyond = " by more than the uncertainty of their test samples" if has_known_uncertainty(group) else ""
     table.caption = (
         "Last round, all test samples. trained: after local training, before averaging; received: after averaging. "
-        "ranked by: the moment that ranks the method, also of the next two columns. worst 10 %: mean of these clients. "
+        "*: the score that ranks the method, also in the next two columns. worst 10 %: mean of these clients. "
         f"> local: clients that score better than with local training{beyond}. s: seconds of training; methods differ "
         f"in their number of steps.{_untested(first)}"
     )

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -17,23 +18,42 @@ from fedtailor.errors import ConfigError, FedTailorError
 from fedtailor.experiments.experiment import Experiment
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.unreliable import Unreliable
+from fedtailor.version import VERSION
 
-_WITH_FLAGS: list[Callable[..., None]] = [run, compare, sweep]
+_WITH_FLAGS: dict[Callable[..., None], str] = {  # with their arguments
+    run: "[EXPERIMENT.toml]",
+    compare: "METHOD...",
+    sweep: "[EXPERIMENT.toml]",
+}
 _COMMANDS: list[Callable[..., None]] = [resume, show, list_, report, track, export, predict, live]
 
 app = typer.Typer(
-    help="Personalized federated learning.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,  # local variables may contain private data
 )
 _parts = {"": Experiment, "data": Data, "unreliable": Unreliable, "channel": Channel}
 _flags_help = flags_help("an experiment", _parts)
-for _command in _WITH_FLAGS:
-    app.command(context_settings=ANY_FLAG, epilog=_flags_help)(_command)
+for _command, _arguments in _WITH_FLAGS.items():
+    app.command(context_settings=ANY_FLAG, epilog=_flags_help, options_metavar=f"{_arguments} [OPTIONS]")(_command)
 for _command in _COMMANDS:
     app.command(_command.__name__.removesuffix("_"))(_command)
 app.add_typer(data, name="data")
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"fedtailor {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Personalized federated learning."""
 
 
 def main() -> None:

@@ -34,7 +34,8 @@ def sweep(ctx: typer.Context) -> None:
     A flag with several values is an axis. For a field that takes a list, repeat
     the flag: --network.hidden 64,32 --network.hidden 128.
     --validation holds out data on which the best setting is selected.
-    --moment is trained or received: the models whose scores are compared.
+    --moment is trained or received: the models whose scores are compared. By
+    default, each method is compared at the moment that ranks it.
     --out is the folder for the runs. The same command continues an interrupted
     sweep and accepts additional values. If a run fails, the others continue.
     --dry-run only lists the runs.

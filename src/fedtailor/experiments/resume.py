@@ -25,7 +25,7 @@ from fedtailor.runs.reader import (
     read_settings,
 )
 from fedtailor.runs.records import Record
-from fedtailor.runs.run import Run
+from fedtailor.runs.run import Run, resume_hint
 from fedtailor.training.resume import continue_run, newest_checkpoint
 
 log = logging.getLogger("fedtailor")
@@ -50,7 +50,7 @@ def resume(
     """
     folder = Path(path)
     if not is_run_folder(folder):
-        raise RunError(f"There is no run in '{folder}'.")
+        raise RunError(_no_run(folder))
     info = read_info(folder)
     if is_finished(folder):
         try:
@@ -66,6 +66,17 @@ def resume(
         fed = fed or experiment.load()
         model = experiment.model(fed) if model is None else as_model(model)
         return continue_run(folder, experiment, experiment.method, model, fed, checkpoint, on_round_end)
+
+
+def _no_run(folder: Path) -> str:
+    """Return why a folder cannot be resumed; it may contain runs, such as a folder passed to --out."""
+    inside = sorted(found.parent for found in folder.glob("*/experiment.toml"))
+    if not inside:
+        return f"There is no run in '{folder}'."
+    unfinished = next((run for run in inside if not is_finished(run)), None)
+    if unfinished is None:
+        return f"All runs in the folder '{folder}' are finished."
+    return f"'{folder}' is a folder of runs with an unfinished run inside; {resume_hint(unfinished)}"
 
 
 def _experiment(

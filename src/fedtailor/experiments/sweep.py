@@ -26,6 +26,7 @@ from fedtailor.runs.toml import flatten_settings, to_toml
 
 SWEEP_FILE = "sweep.toml"
 _FORMAT = 1
+RANKED = "ranked"  # the moment that ranks the method, see `Method.ranking_moment`
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Plan:
     """The content of sweep.toml."""
 
     axes: tuple[str, ...]  # dotted names of settings; the seed is last
-    moment: str  # whose scores are compared: received or trained
+    moment: str  # whose scores are compared: received, trained, or ranked (each method at its own moment)
     fixed: Mapping[str, Any]  # nested settings that are the same in all runs
     runs: Mapping[str, Values]  # label -> values
 
@@ -74,9 +75,9 @@ def parse_sweep(words: Sequence[str]) -> Sweep:
     ['fedprox-mu0.1-seed0', 'fedprox-mu1-seed0', 'fedprox-mu0.1-seed1', 'fedprox-mu1-seed1']
     """
     files, given = parse_grid(words)
-    folder, moment = (given.pop(name, [default])[-1] for name, default in (("out", None), ("moment", "trained")))
-    if moment not in MOMENTS:
-        raise ConfigError(f"--moment must be 'received' or 'trained', got {reprlib.repr(moment)}.")
+    folder, moment = (given.pop(name, [default])[-1] for name, default in (("out", None), ("moment", RANKED)))
+    if moment not in (*MOMENTS, RANKED):
+        raise ConfigError(f"--moment must be 'received', 'trained', or 'ranked', got {reprlib.repr(moment)}.")
     if len(files) > 1 or (files and files[0] in METHODS):
         raise ConfigError(
             "sweep takes one experiment file; name methods with a flag: fedtailor sweep --method fedavg,fedprox."
@@ -104,7 +105,10 @@ def read_plan(folder: Path) -> Plan | None:
     if found.get("format") != _FORMAT:
         raise ConfigError(f"The sweep '{path}' was written by another version of FedTailor; open it with that version.")
     types = {"axes": list, "moment": str, "fixed": dict, "runs": dict}
-    if not all(isinstance(found.get(name), kind) for name, kind in types.items()) or found["moment"] not in MOMENTS:
+    if not all(isinstance(found.get(name), kind) for name, kind in types.items()) or found["moment"] not in (
+        *MOMENTS,
+        RANKED,
+    ):
         raise ConfigError(f"The sweep '{path}' is invalid: axes, moment, fixed, or runs is missing.")
     axes, runs = [str(axis) for axis in found["axes"]], found["runs"]
     if not all(Path(label).name == label and _are_values(values, axes) for label, values in runs.items()):

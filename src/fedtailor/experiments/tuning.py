@@ -38,6 +38,7 @@ class Outcome:
     score: str
     higher_is_better: bool
     description: tuple[str, ...]  # data set, number of clients, number of rounds
+    ranked_by: str  # the moment that ranks the method
     test: Mapping[str, float | None]  # moment -> score
     validation: Mapping[str, float | None]  # moment -> score; None without validation data
 
@@ -50,7 +51,14 @@ def make_outcome(run: Run, values: Values) -> Outcome:
     data = run.experiment["data"].get("name", "own data")
     description = (data, count_of(run.num_clients, "client"), count_of(len(run.records), "round"))
     return Outcome(
-        values, run.method_title, run.info["score"], run.info["higher_is_better"], description, test, validation
+        values,
+        run.method_title,
+        run.info["score"],
+        run.info["higher_is_better"],
+        description,
+        run.info["ranked_by"],
+        test,
+        validation,
     )
 
 
@@ -62,6 +70,7 @@ class Setting:
     values: Values  # without seeds
     scores: Mapping[str, float]  # seed -> score by which settings are ranked; NaN if the run diverged
     test: Mapping[str, Sequence[float]]  # moment -> test scores, one per seed
+    ranked_test: Sequence[float]  # test scores at the moment by which settings are ranked, one per seed
 
     @property
     def is_finite(self) -> bool:
@@ -76,7 +85,7 @@ class SweepComparison:
     axes: tuple[str, ...]  # that are tuned
     settings: Sequence[Setting]  # the best first; settings that diverged are last; only common seeds, if any
     excluded: int  # runs with seeds that not all settings have
-    moment: str
+    moment: str  # trained, received, or "as ranked" if methods differ
     validated: bool  # whether settings are ranked by validation data; otherwise by test data
     score: str
     higher_is_better: bool
@@ -155,9 +164,9 @@ class SweepComparison:
         best, ranking = self.best, self.ranking
         if best is None or ranking is None:
             return ["No setting has a finite score."]
-        test = f"{self.format_scores(best.test[self.moment])} ({self.moment})"
+        test = f"{self.format_scores(best.ranked_test)} ({self.moment})"
         if len(self.settings) == 1:
-            score = mean(best.test[self.moment]) if best.test[self.moment] else nan
+            score = mean(best.ranked_test) if best.ranked_test else nan
             return [headline(replace(ranking, score=score, data="")), f"It scores {test}."]
         ranked_by = f"{self.format_scores(list(best.scores.values()))} on validation data and "
         sentences = [headline(ranking), f"It scores {ranked_by if self.validated else ''}{test} on test data."]
@@ -185,11 +194,12 @@ class SweepComparison:
 
 def compare_settings(axes: Sequence[str], outcomes: Sequence[Outcome], moment: str) -> list[SweepComparison]:
     """Group the outcomes of a sweep by condition and setting. Settings are ranked by validation data if all runs have
-    them, otherwise by test data."""
+    them, otherwise by test data, at a `moment`, or each method at its own if that is not received or trained."""
     names = short_names(axes)
     conditions = [axis for axis in axes if is_condition(axis)]
     tuned = tuple(axis for axis in axes if axis not in (*conditions, *REPEATS))
-    validated = all(one.validation[moment] is not None for one in outcomes)
+    validated = all(one.validation[_moment(one, moment)] is not None for one in outcomes)
+    used = {_moment(one, moment) for one in outcomes}
     groups = dict[str, list[Outcome]]()
     for one in outcomes:
         groups.setdefault(str([one.values.get(axis) for axis in conditions]), []).append(one)
@@ -207,7 +217,7 @@ def compare_settings(axes: Sequence[str], outcomes: Sequence[Outcome], moment: s
                 tuned,
                 ranked,
                 excluded,
-                moment,
+                next(iter(used)) if len(used) == 1 else "as ranked",
                 validated,
                 first.score,
                 first.higher_is_better,
@@ -284,11 +294,17 @@ def _settings(group: Sequence[Outcome], moment: str, validated: bool) -> tuple[d
     for label, own in zip(_labels([next(iter(own.values())) for own in kept]), kept, strict=True):
         first = next(iter(own.values()))
         values = {axis: value for axis, value in first.values.items() if axis not in REPEATS}
-        ranked_by = {seed: (one.validation if validated else one.test)[moment] for seed, one in own.items()}
+        moments = {seed: _moment(one, moment) for seed, one in own.items()}
+        ranked_by = {seed: (one.validation if validated else one.test)[moments[seed]] for seed, one in own.items()}
         scores = {seed: nan if score is None else score for seed, score in ranked_by.items()}
         test = {m: [score for one in own.values() if (score := one.test[m]) is not None] for m in MOMENTS}
-        found[label] = Setting(label, values, scores, test)
+        ranked_test = [score for seed, one in own.items() if (score := one.test[moments[seed]]) is not None]
+        found[label] = Setting(label, values, scores, test, ranked_test)
     return found, len(group) - sum(map(len, kept))
+
+
+def _moment(one: Outcome, moment: str) -> str:
+    return moment if moment in MOMENTS else one.ranked_by
 
 
 def _labels(outcomes: Sequence[Outcome]) -> list[str]:

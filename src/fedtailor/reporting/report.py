@@ -11,7 +11,7 @@ from fedtailor.analysis.comparability import first_seed_runs
 from fedtailor.analysis.formatting import count_of
 from fedtailor.analysis.run_summary import Comparison, make_comparisons
 from fedtailor.analysis.verdict import verdict_sentences
-from fedtailor.errors import RunError
+from fedtailor.errors import ConfigError, RunError
 from fedtailor.reporting.figures import clients, cost, curves, data_split, gains, ranking
 from fedtailor.reporting.figures.figure import Figure, Table, limit_rows
 from fedtailor.reporting.figures.method_metric_figures import draw_method_metrics
@@ -40,6 +40,8 @@ def write_report(paths: Sequence[Path], out: Path) -> str:
     The finding is one sentence; for a sweep, it includes all caveats. An existing report is replaced; any other
     existing file is kept and raises `RunError`.
     """
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"The report is an HTML page, so its file must end in .html, got '{out}'.")
     if out.is_dir() or (out.exists() and GENERATOR_TAG.encode() not in out.read_bytes()[:4000]):
         raise RunError(f"'{out}' exists and is not a FedTailor report. Choose another file.")
     page = build_page(*load_runs(paths))

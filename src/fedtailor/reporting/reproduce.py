@@ -10,7 +10,7 @@ from fedtailor.data.datasets import Data
 from fedtailor.errors import FedTailorError, RunError
 from fedtailor.experiments.experiment import Experiment, make_experiment
 from fedtailor.experiments.overrides import parse_overrides
-from fedtailor.experiments.sweep import Plan, parse_sweep
+from fedtailor.experiments.sweep import RANKED, Plan, parse_sweep
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.runs.run import Run
@@ -38,7 +38,7 @@ def sweep_command(plan: Plan) -> str | None:
     """Return the `fedtailor sweep` command with the same grid; None if flags cannot express it."""
     try:
         arguments = ["fedtailor", "sweep", *_flags(plan.fixed)]
-        arguments += ["--moment", plan.moment] if plan.moment != "trained" else []
+        arguments += ["--moment", plan.moment] if plan.moment != RANKED else []
         for axis in plan.axes:
             axis_values = {json.dumps(values[axis]): values[axis] for values in plan.runs.values() if axis in values}
             arguments += _axis_flags(axis, list(axis_values.values()))

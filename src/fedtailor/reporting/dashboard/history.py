@@ -41,7 +41,6 @@ class RunHistory:
     epsilon: float | None = None
     median_scores: list[float] = field(default_factory=list)  # over clients, at the moment `trained`
     weights_offset: int | None = None  # file offset of the last record with mixing weights
-    _last_trained: Float64Array | None = None  # each client's score in the last round in which it trained
 
     def add(self, record: Record, offset: int = 0) -> None:
         """Add a round as parsed from the file: clients are strings, undefined values are None."""
@@ -56,7 +55,7 @@ class RunHistory:
                 self.median_scores.append(float(np.median(known)) if known.size else np.nan)
             self.client_scores[moment].append(row.astype(np.float32))
             self.round_indices[moment].append(self.rounds)  # after the row: other threads read the indices first
-            score = weighted_mean(row if moment == "received" else self._fill_missing(row), self.test_sizes)
+            score = weighted_mean(row, self.test_sizes)
             self.scores[moment].append(np.nan if score is None else score)
         for kind, problems in self.problems.items():
             for client, reason in record.get(kind, {}).items():
@@ -71,16 +70,11 @@ class RunHistory:
         self.rounds += 1
 
     def latest_scores(self, moment: str, rounds: int | None = None) -> Values:
-        """Return each client's latest score within the first `rounds` rounds (default: all).
-
-        `received` scores come from the last evaluated round; a `trained` score from the last round in which the client
-        trained.
-        """
+        """Return the clients' scores in the last evaluated round within the first `rounds` rounds (default: all)."""
         end = int(np.searchsorted(self.round_indices[moment], self.rounds if rounds is None else rounds))
-        rows = self.client_scores[moment][:end]
-        latest = np.full(len(self.test_sizes), UNDEFINED)
-        for row in rows if moment == "trained" else rows[-1:]:
-            latest = np.where(row == NOT_EVALUATED, latest, row)
+        if not end:
+            return {}
+        latest = self.client_scores[moment][end - 1]
         return {int(client): float(latest[client]) for client in np.flatnonzero(~np.isinf(latest))}
 
     def client_history(self, client: int, moment: str) -> Values:
@@ -94,17 +88,8 @@ class RunHistory:
         row = np.full(len(self.test_sizes), NOT_EVALUATED)
         losses, values = tables.get(f"loss_{moment}"), tables.get(f"{self.score}_{moment}", {})
         row[_client_ids(losses or {})] = UNDEFINED
-        last_trained = record.get("last_trained") if moment == "trained" else None
-        if last_trained is not None and self.score in last_trained:  # contains the scores of all clients
-            row[:], values = UNDEFINED, last_trained[self.score]
         row[_client_ids(values)] = np.array(list(values.values()), dtype=float)  # None becomes NaN
-        return row, losses is not None or last_trained is not None
-
-    def _fill_missing(self, row: Float64Array) -> Float64Array:
-        """Replace missing scores by each client's previous score."""
-        before = np.full(len(self.test_sizes), UNDEFINED) if self._last_trained is None else self._last_trained
-        self._last_trained = np.where(row == NOT_EVALUATED, before, row)
-        return self._last_trained
+        return row, losses is not None
 
 
 def _client_ids(table: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -19,11 +19,11 @@ MAX_METHODS = 12  # per choice and per table, the best ones
 NamedClients = dict[Client, tuple[RunSummary, str]]  # client -> a run with this client, and the client's display name
 
 
-def mean_scores(group: Comparison, label: str, moment: str = "trained") -> dict[Client, float]:
-    """Return each client's score, averaged over the seeds in which it has one."""
+def mean_scores(group: Comparison, label: str) -> dict[Client, float]:
+    """Return each client's score at the moment that ranks the method, averaged over the seeds in which it has one."""
     scores: dict[Client, list[float]] = {}
     for run_summary in group.methods[label]:
-        for client, score in run_summary.last[moment].items():
+        for client, score in run_summary.ranked_scores.items():
             scores.setdefault((run_summary.split, client), []).append(score)
     return {client: fmean(values) for client, values in scores.items()}
 
@@ -78,7 +78,7 @@ def score_distribution(group: Comparison) -> Figure | None:
     layout = {
         "height": rows_height(len(labels)) + 6 * len(labels), "showlegend": False,
         "yaxis": {k: v for k, v in rows.items() if not k.startswith("category")},
-        "xaxis": {"title": {"text": f"{group.fmt.heading} (per client, trained)"}, "zeroline": False},
+        "xaxis": {"title": {"text": f"{group.fmt.heading} (per client)"}, "zeroline": False},
     }  # fmt: skip
     summary = _distribution_summary(group, scores, labels, named, show_points)
     table = _client_table(group, scores, labels, named)

@@ -10,7 +10,6 @@ from fedtailor.analysis.run_summary import Comparison
 from fedtailor.reporting.figures.curves import mean_curve, mean_spent
 from fedtailor.reporting.figures.drawing import (
     axis_heading,
-    colored_label,
     is_muted,
     log_axis,
     method_styles,
@@ -33,7 +32,7 @@ def total_cost(group: Comparison, label: str) -> dict[str, float]:
 def bytes_to_match_local(group: Comparison, label: str) -> float | None:
     """Return the bytes transferred until a method first reaches the final score of local training; None if never."""
     target = None if group.baseline is None else group.score(group.baseline)
-    positions, scores = mean_curve(group, label, "trained")
+    positions, scores = mean_curve(group, label)
     if target is None or label == group.baseline:
         return None
     reached = next((p for p, s in zip(positions, scores, strict=True) if group.sign * (s - target) >= 0), None)
@@ -101,7 +100,7 @@ def score_by_bytes(group: Comparison) -> Figure | None:
     ]  # fmt: skip
     log = log_axis(total / 1e6 for total in senders.values())
     annotations = [
-        axis_heading(f"{group.fmt.heading} (trained, last round)"),
+        axis_heading(f"{group.fmt.heading} (last round)"),
         *_method_names(senders, scores, styles, bool(log)),
     ]
     shapes = [
@@ -131,7 +130,7 @@ def _method_names(
         annotation: dict[str, Any] = {"showarrow": False, "y": round_digits(y), "font": {"size": 12}}
         if label in senders:
             left, x = senders[label] > center, senders[label] / 1e6
-            annotation |= {"text": colored_label(label, styles[label]["color"])}
+            annotation |= {"text": label}  # next to its dot
             annotation |= {"x": round_digits(log10(x) if log else x)}
             annotation |= {"xanchor": "right" if left else "left", "xshift": -9 if left else 9}
         else:

@@ -1,7 +1,7 @@
 """Learning curves: scores over rounds, bytes, or seconds, at both evaluation moments."""
 
-from collections.abc import Sequence
-from math import isfinite
+from collections.abc import Mapping, Sequence
+from math import isfinite, nan
 from statistics import mean
 from typing import Any
 
@@ -18,18 +18,26 @@ from fedtailor.reporting.figures.figure import Choice, Figure, Option, Table
 
 _MAX_POINTS = 250  # per line
 _MOMENTS = {"trained": "trained (before aggregation)", "received": "received (after aggregation)"}
+_MOMENT_OF = {"ranked": None, "trained": "trained", "received": "received"}  # of the views; None: as ranked
 _AXES = {"rounds": "round", "bytes": "megabytes transferred (up and down)", "seconds": "seconds of training"}
 
 
-def mean_curve(group: Comparison, label: str, moment: str) -> tuple[list[int], list[float]]:
-    """Return the positions of rounds and the scores in them, averaged over seeds.
+def mean_curve(group: Comparison, label: str, moment: str | None = None) -> tuple[list[int], list[float]]:
+    """Return the positions of rounds and the scores in them, averaged over seeds, by default at the moment that ranks
+    the method.
 
     Only rounds that were evaluated with all seeds are included, since a mean over other seeds would not be comparable.
     If a seed diverged, the mean is not finite.
     """
-    curves = [dict(zip(d.curves[moment].positions, d.curves[moment].scores, strict=True)) for d in group.methods[label]]
+    curves = seed_curves(group, label, moment)
     common = sorted(set.intersection(*(set(curve) for curve in curves)))
     return common, [mean(curve[position] for curve in curves) for position in common]
+
+
+def seed_curves(group: Comparison, label: str, moment: str | None = None) -> list[dict[int, float]]:
+    """Return position of the round -> score, for each seed."""
+    curves = [summary.curves[moment or summary.ranked_by] for summary in group.methods[label]]
+    return [dict(zip(curve.positions, curve.scores, strict=True)) for curve in curves]
 
 
 def mean_spent(group: Comparison, label: str, axis: str, positions: Sequence[int]) -> list[float]:
@@ -44,44 +52,41 @@ def mean_spent(group: Comparison, label: str, axis: str, positions: Sequence[int
 
 
 def curves(group: Comparison) -> Figure | None:
-    """Draw the scores of all methods; the reader chooses the horizontal axis and the moment."""
-    styles, factor = method_styles(group), group.fmt.factor
+    """Draw the scores of all methods, with bands from the lowest to the highest seed; the reader chooses the horizontal
+    axis and the moment."""
+    styles, factor, views = method_styles(group), group.fmt.factor, _views(group)
     drawn = {
-        moment: {label: _finite(*mean_curve(group, label, moment)) for label in group.methods} for moment in _MOMENTS
+        view: {label: _finite(*mean_curve(group, label, _MOMENT_OF[view])) for label in group.methods} for view in views
     }
-    labels = [label for label in group.methods if any(drawn[moment][label] for moment in _MOMENTS)]
+    labels = [label for label in group.methods if any(drawn[view][label] for view in views)]
     labels.sort(key=lambda label: not is_muted(styles[label]))  # gray lines are drawn below the others
-    if not labels or max(len(drawn[moment][label]) for moment in _MOMENTS for label in labels) < 2:
+    if not labels or max(len(drawn[view][label]) for view in views for label in labels) < 2:
         return None
-    # Both moments of a method share one list of rounds, so that each choice changes either x or y.
+    # All views of a method share one list of rounds, so that each choice changes either x or y.
     positions = {
-        label: sorted({p for moment in _MOMENTS for p in evenly_spaced([*drawn[moment][label]], _MAX_POINTS)})
+        label: sorted({p for view in views for p in evenly_spaced([*drawn[view][label]], _MAX_POINTS)})
         for label in labels
     }
-    xs = {
-        axis: [[round_digits(x) for x in mean_spent(group, label, axis, positions[label])] for label in labels]
-        for axis in _AXES
+    banded = [label for label in labels if len(group.methods[label]) > 1 and not is_muted(styles[label])]
+    xs = {axis: _horizontal(group, labels, banded, positions, axis) for axis in _AXES}
+    lines = {
+        view: [[_scaled(drawn[view][label].get(p), factor) for p in positions[label]] for label in labels]
+        for view in views
     }
-    ys = {
-        moment: [
-            [
-                round_digits(factor * values[p]) if p in (values := drawn[moment][label]) else None
-                for p in positions[label]
-            ]
-            for label in labels
-        ]
-        for moment in _MOMENTS
-    }
-    first = next(moment for moment in _MOMENTS if any(y is not None for row in ys[moment] for y in row))
-    data = [
+    bands = {view: [_band(group, label, _MOMENT_OF[view], positions[label]) for label in banded] for view in views}
+    ys = {view: [*bands[view], *lines[view]] for view in views}
+    first = next(iter(views))
+    traces = [_band_style(label, styles[label]["color"]) for label in banded]
+    traces += [
         {
-            "type": "scatter", "mode": "lines", "name": label, "x": x, "y": y, "connectgaps": True,
-            "line": styles[label] | {"width": 1 if is_muted(styles[label]) else 2.2}, "showlegend": False,
+            "type": "scatter", "mode": "lines", "name": label, "connectgaps": True, "showlegend": False,
+            "line": styles[label] | {"width": 1 if is_muted(styles[label]) else 2.2},
             "hovertemplate": f"{label}: %{{y:.4~g}}<extra></extra>",
         }
-        for label, x, y in zip(labels, xs["rounds"], ys[first], strict=True)
+        for label in labels
     ]  # fmt: skip
-    annotations = {moment: _annotations(group, labels, ys[moment], styles) for moment in ys}
+    data = [trace | {"x": x, "y": y} for trace, x, y in zip(traces, xs["rounds"], ys[first], strict=True)]
+    annotations = {view: _annotations(group, labels, lines[view], styles) for view in views}
     longest = max((len(label) for label in labels if not is_muted(styles[label])), default=0)
     layout: dict[str, Any] = {
         "height": 430, "xaxis": {"title": {"text": _AXES["rounds"]}, "zeroline": False},
@@ -94,11 +99,47 @@ def curves(group: Comparison) -> Figure | None:
         Option(name, {"x": xs[name]}, {"xaxis.title.text": title, "xaxis.dtick": ticks[name]})
         for name, title in _AXES.items()
     ]
-    ordered = [first, *(moment for moment in _MOMENTS if moment != first)]
-    moments = [Option(_MOMENTS[m], {"y": ys[m]}, {"annotations": annotations[m]}) for m in ordered]
+    moments = [Option(views[view], {"y": ys[view]}, {"annotations": annotations[view]}) for view in views]
     choices = [Choice("horizontal axis", axes), Choice("model", moments)]
     title = f"{group.fmt.title} during training"
-    return Figure("curves", title, curves_summary(group), data, layout, _curves_table(group), (), choices)
+    summary = curves_summary(group) + (" Bands span the seeds." if banded else "")
+    return Figure("curves", title, summary, data, layout, _curves_table(group), (), choices)
+
+
+def _views(group: Comparison) -> dict[str, str]:
+    """Return the views of the curves with their names; the first one shows the scores that rank the methods."""
+    used = {group.ranked_by(label) for label in group.methods}
+    if len(used) > 1:
+        return {"ranked": "as ranked", **_MOMENTS}
+    first = used.pop()
+    return {first: _MOMENTS[first]} | _MOMENTS
+
+
+def _horizontal(
+    group: Comparison, labels: Sequence[str], banded: Sequence[str], positions: Mapping[str, Sequence[int]], axis: str
+) -> list[list[float | None]]:
+    """Return the horizontal coordinates of all traces: first the bands, which run forward and back, then the lines."""
+    spent = {label: [round_digits(x) for x in mean_spent(group, label, axis, positions[label])] for label in labels}
+    return [[*spent[label], *reversed(spent[label])] for label in banded] + [spent[label] for label in labels]
+
+
+def _band(group: Comparison, label: str, moment: str | None, positions: Sequence[int]) -> list[float | None]:
+    """Return the highest seed in each round, and back again the lowest one."""
+    curves = seed_curves(group, label, moment)
+    values = [[curve[p] for curve in curves] if all(p in curve for curve in curves) else [nan] for p in positions]
+    high, low = ([_scaled(choose(seeds), group.fmt.factor) for seeds in values] for choose in (max, min))
+    return [*high, *reversed(low)]
+
+
+def _band_style(label: str, color: str) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "lines", "name": f"{label}, all seeds", "fill": "toself", "line": {"width": 0},
+        "fillcolor": f"{color}26", "showlegend": False, "hoverinfo": "skip",
+    }  # fmt: skip
+
+
+def _scaled(score: float | None, factor: float) -> float | None:
+    return None if score is None or not isfinite(score) else round_digits(factor * score)
 
 
 def _finite(positions: list[int], scores: list[float]) -> dict[int, float]:
@@ -123,15 +164,15 @@ def curves_summary(group: Comparison) -> str:
     """Return when the best method came within 1 % of its final score for good, and the cost up to then."""
     label = next(iter(group.methods))
     name = method_in_text(label)
-    moment = "trained" if mean_curve(group, label, "trained")[0] else "received"
-    positions, scores = mean_curve(group, label, moment)
+    moment = group.ranked_by(label)
+    positions, scores = mean_curve(group, label)
     if not positions:
         return f"{label} was not evaluated during training."
     total = max(len(run_summary.bytes) for run_summary in group.methods[label])
     if not isfinite(scores[-1]):
         return _divergence_sentence(group, label, _finite(positions, scores), total)
     final, tolerance = group.fmt.text(scores[-1]), 0.01 * abs(scores[-1])
-    note = _partial_evaluation_clause(group, label) if moment == "trained" else ""
+    note = _partial_evaluation_clause(group, label)
     settled = next(i for i in range(len(scores)) if all(abs(s - scores[-1]) <= tolerance for s in scores[i:]))
     if settled == len(scores) - 1 and settled:
         return (
@@ -153,7 +194,7 @@ def _partial_evaluation_clause(group: Comparison, label: str) -> str:
     )
     if complete or group.first.experiment.get("evaluate", "all") == "all":
         return ""
-    return "; its last score covers the clients evaluated at the end, earlier scores the clients evaluated up to then"
+    return "; each score covers the clients evaluated in that round"
 
 
 def _divergence_sentence(group: Comparison, label: str, known: dict[int, float], total: int) -> str:

@@ -13,6 +13,7 @@ from fedtailor.reporting.figures.similarity import class_counts
 
 _MAX_CLIENTS = 600  # columns; with more clients, an evenly spaced subset is drawn
 _MAX_SPLITS = 6
+_MAX_LABELS = 40  # clients; with more, their names would overlap
 # From transparent to blue, so that missing classes have the color of the page in both themes.
 _COLOR_SCALE = [[0, "rgba(0,114,178,0)"], [0.0001, "rgba(0,114,178,0.14)"], [1, "rgba(0,114,178,1)"]]
 
@@ -47,13 +48,13 @@ def _heat_map(shown: Sequence[RunSummary], counts: Sequence[list[list[int]]]) ->
         "type": "heatmap", "x": first["x"], "y": [str(k) for k in range(classes)], "z": first["z"],
         "text": first["text"], "zmin": 0, "zmax": 100, "colorscale": _COLOR_SCALE, "xgap": gap, "ygap": gap,
         "hovertemplate": "%{x}: %{text} samples of class %{y} (%{z:.0f} %)<extra></extra>",
-        "colorbar": {"title": {"text": "% of samples"}, "thickness": 10, "outlinewidth": 0},
+        "colorbar": {"title": {"text": "% of samples", "side": "right"}, "thickness": 10, "outlinewidth": 0},
     }]  # fmt: skip
     layout = {
         "height": 150 + min(24 * classes, 420),
-        "xaxis": {"type": "category", "showticklabels": False, "showgrid": False},
-        "annotations": [{"text": "clients, grouped by their most frequent class", "xref": "paper", "x": 0.5,
-                         "yref": "paper", "y": 0, "yanchor": "top", "yshift": -12, "showarrow": False}],
+        "xaxis": {"type": "category", "showgrid": False, "automargin": True,
+                  "title": {"text": "clients, grouped by their most frequent class", "standoff": 10},
+                  "showticklabels": len(first["x"]) <= _MAX_LABELS, "ticks": ""},
         "yaxis": {"type": "category", "title": {"text": "class"}, "showgrid": False, "autorange": "reversed"},
     }  # fmt: skip
     options = [

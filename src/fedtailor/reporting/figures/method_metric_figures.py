@@ -170,7 +170,7 @@ def _gains(run: Run, local: Run | None) -> DrawnMetrics:
         return None, ()
     names, predicted = client_labels(run), found[max(found)]
     fmt, sign = ScoreFormat(run.info["score"]), 1 if run.info["higher_is_better"] else -1
-    baseline, scores = local.scores("trained") if local is not None else {}, run.scores("trained")
+    baseline, scores = ({} if one is None else one.scores(one.info["ranked_by"]) for one in (local, run))
     actual = {
         c: sign * (scores[c] - baseline[c]) for c in scores if c in baseline and isfinite(scores[c] - baseline[c])
     }

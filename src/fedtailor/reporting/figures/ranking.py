@@ -10,6 +10,7 @@ from fedtailor.analysis.comparison import PairwiseDifference, Ranking
 from fedtailor.analysis.formatting import method_in_text, round_digits
 from fedtailor.analysis.run_summary import Comparison
 from fedtailor.analysis.statistics import MIN_SEEDS
+from fedtailor.analysis.verdict import moments
 from fedtailor.reporting.figures.drawing import method_styles, rows_axis, rows_height
 from fedtailor.reporting.figures.figure import Figure, Table
 from fedtailor.runs.run import MOMENTS
@@ -21,7 +22,7 @@ def ranking(group: Comparison) -> Figure:
     seed_dots = [
         {
             "type": "scatter", "mode": "markers", "x": [round_digits(factor * x) for x in scores],
-            "y": [label] * len(scores), "orientation": "h", "offsetgroup": "trained", "showlegend": False,
+            "y": [label] * len(scores), "orientation": "h", "offsetgroup": group.ranked_by(label), "showlegend": False,
             "marker": {"color": styles[label]["color"], "size": 5, "opacity": 0.45},
             "hovertemplate": "%{y}, one seed: %{x:.4~g}<extra></extra>",
         }
@@ -35,7 +36,7 @@ def ranking(group: Comparison) -> Figure:
         marker: dict[str, Any] = {"size": 11, "color": colors, "line": {"width": 0}}
         if moment == "received":
             marker = {"size": 10, "color": colors, "symbol": "circle-open", "line": {"width": 1.6}}
-        data += seed_dots if moment == "trained" else []
+        data += seed_dots if moment == MOMENTS[-1] else []
         data.append({
             "type": "scatter", "mode": "markers", "name": moment, "y": known, "marker": marker, "orientation": "h",
             "x": [round_digits(x) for x in means], "offsetgroup": moment,
@@ -73,10 +74,10 @@ def _error_bars(
 def _ranking_summary(group: Comparison) -> str:
     scored = group.scored
     if not scored:
-        return "No run has a trained score in its last round."
+        return "No run has a score in its last round."
     best, last, fmt = scored[0], scored[-1], group.fmt
     first = f"{best} ranks first with {fmt.text(group.score(best))}"
-    legend = f" (filled dots: trained; rings: received; {_interval_note(group)})."
+    legend = f" ({moments(group)}; filled dots: trained; rings: received; {_interval_note(group)})."
     if len(scored) == 1:
         return f"{best} scores {fmt.text(group.score(best))}{legend}"
     gap = abs((group.score(best) or 0) - (group.score(last) or 0))

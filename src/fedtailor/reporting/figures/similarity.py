@@ -85,7 +85,7 @@ def _figure(run: Run, weights: dict[int, Matrix]) -> Figure:
     largest = max((cell for rows in cells.values() for row in rows for cell in row if cell is not None), default=1.0)
     trace = {
         "type": "heatmap", "x": labels, "y": labels, "z": cells[rounds[-1]], "zmin": 0, "zmax": largest or 1.0,
-        "colorscale": "Cividis", "colorbar": {"title": {"text": "weight"}, "tickformat": ".1~%"},
+        "colorscale": "Cividis", "colorbar": {"title": {"text": "weight", "side": "right"}, "tickformat": ".1~%"},
         "hovertemplate": "%{y} receives %{z:.1%} from %{x}<extra></extra>", "xgap": 1, "ygap": 1,
     }  # fmt: skip
     axis = {"type": "category", "constrain": "domain", "showgrid": False, "showticklabels": len(groups) <= 40}
