@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,18 @@ def outcomes(scores: Mapping[float, Sequence[float]], **more: Any) -> list[Outco
 
 def grid(scores: Mapping[float, Sequence[float]], **more: Any) -> SweepComparison:
     return compare_settings(["method.rho", "seed"], outcomes(scores, **more), "trained")[0]
+
+
+def test_settings_are_ranked_at_the_moment_of_each_method() -> None:
+    """FedAvg is ranked by its received model (50 %), FedPer by its trained one (60 %)."""
+    runs = [
+        replace(outcome({"method": method, "seed": 0}, 0.0), ranked_by=moment, test={"received": 0.5, "trained": score})
+        for method, moment, score in (("fedavg", "received", 0.9), ("fedper", "trained", 0.6))
+    ]
+    (found,) = compare_settings(["method", "seed"], runs, "ranked")
+    assert [one.scores["{'seed': 0}"] for one in found.settings] == [0.6, 0.5] and found.moment == "as ranked"
+    (trained,) = compare_settings(["method", "seed"], runs, "trained")
+    assert [one.scores["{'seed': 0}"] for one in trained.settings] == [0.9, 0.6]
 
 
 def test_verdict_uses_validation_data_if_all_runs_have_them() -> None:

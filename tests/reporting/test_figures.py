@@ -87,6 +87,27 @@ def test_curves_match_records_over_rounds_bytes_and_seconds() -> None:
     assert changing in figure.summary
 
 
+def test_curves_have_bands_from_lowest_to_highest_seed() -> None:
+    runs = [run_with_scores("fedper", {0: end}, seed, before={0: 0.2}) for seed, end in enumerate((0.7, 0.8, 0.9))]
+    figure = curves.curves(compare_runs(runs))
+    assert figure is not None
+    band, line = figure.data
+    assert band["fill"] == "toself" and band["x"] == [1, 2, 2, 1] and band["y"] == [20, 90, 70, 20]
+    assert line["y"] == [20, 80]
+
+
+def test_curves_show_each_method_as_ranked_first() -> None:
+    runs = [
+        run_with_scores("local", {0: 0.5}, before={0: 0.3}),
+        run_with_scores("fedavg", {0: 0.6}, before={0: 0.3}, ranked_by="received"),
+    ]
+    figure = curves.curves(compare_runs(runs))
+    assert figure is not None
+    ends = {trace["name"]: trace["y"][-1] for trace in figure.data}
+    assert ends == {"Local training": 50, "FedAvg": 50}
+    assert [option.name.split()[0] for option in figure.choices[1].options] == ["as", "trained", "received"]
+
+
 def test_curves_with_partial_participation_end_at_final_score() -> None:
     """Absent clients count with their last trained scores, in curves as in the summary of the run."""
     fed = ft.load("digits", clients=6, seed=0)
@@ -194,6 +215,12 @@ def test_bytes_per_client_include_failed_clients() -> None:
     assert "1 MB per selected client and round" in cost.cost_sentences(compare_runs([run]))[0]
 
 
+def test_bytes_figure_has_one_dot_per_method() -> None:
+    figure = cost.score_by_bytes(compare_runs(runs_with_clear_winner()))
+    assert figure is not None and sorted(trace["name"] for trace in figure.data) == ["Ditto", "FedPer"]
+    assert not any("●" in annotation["text"] for annotation in figure.layout["annotations"])
+
+
 def test_bytes_figure_labels_do_not_overlap() -> None:
     runs = [
         run_with_scores("local", dict.fromkeys(range(4), 0.50)),
@@ -207,6 +234,13 @@ def test_bytes_figure_labels_do_not_overlap() -> None:
     assert (nothing["x"], nothing["xanchor"]) == (0, "left")  # both points are on the right
     places = sorted(note["y"] for note in notes.values() if note.get("yref") != "paper")
     assert np.diff(places).min() >= 0.999 * (90 - 50) / 330 * 16
+
+
+@pytest.mark.parametrize(("clients", "labeled"), [(20, True), (90, False)])
+def test_split_figure_labels_clients_unless_names_would_overlap(clients: int, labeled: bool) -> None:
+    figure = data_split.split_figure(compare_runs(runs_with_clear_winner(clients=clients)))
+    assert figure is not None and figure.layout["xaxis"]["showticklabels"] == labeled
+    assert figure.data[0]["colorbar"]["title"]["side"] == "right"  # a title above the bar would be cut off
 
 
 def test_split_figure_draws_percentages_in_one_column_per_client() -> None:

@@ -34,6 +34,7 @@ from fedtailor.methods import METHODS
 from fedtailor.runs import checkpoint, files
 from fedtailor.runs.checkpoint import latest
 from fedtailor.runs.records import Record
+from fedtailor.runs.run import FORMAT
 from fedtailor.runs.writer import unused_folder
 
 pytestmark = pytest.mark.usefixtures("default_sigint")
@@ -448,12 +449,13 @@ def test_load_run_of_another_format_raises(tmp_path: Path) -> None:
     simulate(tmp_path)
     path = tmp_path / "run.json"
     info = json.loads(path.read_text())
-    path.write_text(json.dumps(info | {"format": 3, "fedtailor": "3.1"}))
+    path.write_text(json.dumps(info | {"format": FORMAT + 1, "fedtailor": "3.1"}))
     messages = [error_message(lambda: ft.load_run(tmp_path)), error_message(lambda: ft.resume(tmp_path))]
-    assert all("written by FedTailor 3.1 in format 3, and this version reads format 2" in each for each in messages)
+    expected = f"written by FedTailor 3.1 in format {FORMAT + 1}, and this version reads format {FORMAT}"
+    assert all(expected in each for each in messages)
     path.write_text(json.dumps({name: value for name, value in info.items() if name not in ("format", "fedtailor")}))
     assert "by FedTailor (an earlier version)" in error_message(lambda: ft.load_run(tmp_path))
-    for invalid in ({"format": list(range(2000))}, {"format": 3, "fedtailor": ["3.1"]}):
+    for invalid in ({"format": list(range(2000))}, {"format": FORMAT, "fedtailor": ["3.1"]}):
         path.write_text(json.dumps(info | invalid))
         assert "does not name the format" in error_message(lambda: ft.load_run(tmp_path))
     path.write_text(json.dumps(info | {"format": 10**4000, "fedtailor": "\x1b[2J" + "9" * 4000}))

@@ -106,11 +106,11 @@ def test_simulate_into_unwritable_folder_raises_before_training(net: nn.Module, 
 def test_diverged_run_has_null_in_its_file_and_nan_in_its_summary(tmp_path: Path) -> None:
     """JSON has no NaN, and other programs must be able to read a diverged run."""
     loss = lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, reduction="none")  # noqa: E731
-    method, model = ft.methods.FedAvg(lr=1.0, epochs=1), ft.wrap(DivergingNet().double(), loss=loss)
+    method, model = ft.methods.FedAvg(lr=1.0, epochs=1), ft.wrap(DivergingNet().double(), loss=loss, metrics={})
     run = ft.simulate(method, model, tiny_federation(), rounds=1, dtype=torch.float64, folder=tmp_path)
     assert math.isnan(run.records[0]["loss"])
     assert json.loads((tmp_path / "rounds.jsonl").read_text())["loss"] is None
-    found = ft.load_run(tmp_path).summary()["received"]  # a custom loss is also the score
+    found = ft.load_run(tmp_path).summary()["received"]  # without metrics, the loss is the score
     assert math.isnan(found["last"]["weighted"]) and found["best_test"] is None
 
 

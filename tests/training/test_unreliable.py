@@ -228,7 +228,8 @@ def test_missed_clients_are_same_for_all_methods_and_engines(net: nn.Module) -> 
     fedavg, local, vectorized = (
         simulate(net, method, rounds=6, seed=2, unreliable=HEAVY, engine=engine)
         for method, engine in (
-            (ft.methods.FedAvg(), "sequential"), (ft.methods.Local(), "sequential"), (ft.methods.FedAvg(), "vectorized")
+            (ft.methods.FedAvg(), "sequential"), (ft.methods.Local(sampled=True), "sequential"),
+            (ft.methods.FedAvg(), "vectorized")
         )
     )  # fmt: skip
     lost = [[(record["clients"], record["missed"]) for record in run.records] for run in (fedavg, local, vectorized)]

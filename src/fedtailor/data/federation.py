@@ -206,7 +206,7 @@ class Federation:
 
         found = read_folder(Path(folder), test=test, seed=seed)
         settings = {"name": "folder", "folder": str(folder), "test": test, "seed": seed}
-        settings |= {"classes": classes, "regression": regression}
+        settings |= {n: v for n, v in {"classes": classes, "regression": regression}.items() if v is not None}
         return cls.from_arrays(
             found.clients, names=found.names, classes=found.classes or classes, regression=regression, settings=settings
         )

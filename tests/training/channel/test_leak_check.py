@@ -125,7 +125,7 @@ def test_leak_check_accepts_statistics_of_inputs(statistic: Leak) -> None:
 def test_leak_check_accepts_single_value_and_rejects_list() -> None:
     """If examples are single values, one equal value is a coincidence; a list of them is not."""
     y = torch.arange(9.0)
-    fed = ft.Federation.from_arrays([(y[:, None].clone(), y, y[:, None].clone(), y)])
+    fed = ft.Federation.from_arrays([(y[:, None].clone(), y, y[:, None].clone(), y)], regression=True)
     model = ft.network("logistic", fed)
     ft.simulate(Leaky(leak=lambda ctx, batches: batches[0].x[0]), model, fed, rounds=1)
     with pytest.raises(ft.FedTailorError, match="training inputs"):

@@ -134,14 +134,14 @@ def test_method_bytes_with_other_settings(method: ft.Method, down: int, up: int)
 def train_lenet(method: ft.Method, rounds: int = 2) -> ft.Run:
     """Train LeNet-5 on three clients with one image of each of two classes."""
     x, y = np.random.default_rng(0).integers(0, 256, (2, 3, 32, 32), dtype=np.uint8), np.array([0, 9])
-    fed = ft.Federation.from_arrays([(x, y, x, y)] * 3)
+    fed = ft.Federation.from_arrays([(x, y, x, y)] * 3, classes=10)
     return ft.simulate(method, ft.network("lenet5", fed), fed, rounds=rounds, evaluate_every=rounds, evaluate=1)
 
 
 def test_fedlag_does_not_send_personal_layers() -> None:
     """From round 2 on, the last two layers (84 × 10 + 10 and 120 × 84 + 84 values) are not sent to clients."""
     x, y = np.zeros((2, 3, 32, 32), np.uint8), np.array([0, 9])
-    fed = ft.Federation.from_arrays([(x, y, x, y)] * 2)
+    fed = ft.Federation.from_arrays([(x, y, x, y)] * 2, classes=10)
     run = ft.simulate(ft.methods.FedLAG(layers="last"), ft.network("lenet5", fed), fed, rounds=3)
     assert [record["per_client"]["bytes_down"][0] for record in run.records] == [248_024, 203_968, 203_968]
     assert all(record["per_client"]["bytes_up"][1] == 248_024 for record in run.records)
