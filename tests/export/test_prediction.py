@@ -73,6 +73,20 @@ def test_csv_escapes_formulas_in_names(tmp_path: Path) -> None:
     assert {row[1] for row in rows} == {"-1.0"}  # values are not escaped
 
 
+def test_predict_of_text_labels_gives_names_also_after_export(tmp_path: Path) -> None:
+    x, y = np.tile(np.eye(3), (4, 1)), np.array(["cat", "=dog", "ant"] * 4)
+    fed = ft.Federation.from_arrays([(x, y, x, y)])
+    method = ft.methods.Local(lr=1.0, epochs=50)
+    ft.simulate(method, ft.network("logistic", fed), fed, rounds=1, folder=tmp_path / "run")
+    np.save(tmp_path / "x.npy", np.eye(3))
+    exported = export_model(ft.load_personal(tmp_path / "run", 0), tmp_path / "model.safetensors")
+    found = predict(ft.load_personal(exported), tmp_path / "x.npy")
+    assert [row[1] for row in found.rows()[1]] == ["cat", "=dog", "ant"]
+    found.save(tmp_path / "p.csv")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "p.csv").read_text())))
+    assert [row["class"] for row in rows] == ["cat", "'=dog", "ant"] and float(rows[0]["probability_cat"]) > 0.5
+
+
 def test_predict_of_regression_gives_values(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(12, 3))

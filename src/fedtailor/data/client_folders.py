@@ -39,7 +39,7 @@ class FolderContents:
 
     clients: list[Arrays]
     names: list[str]
-    classes: int | None  # None: from the labels
+    class_names: tuple[str, ...] | None  # of the folders of images; None: the labels are in the arrays
 
 
 def read_folder(folder: Path, *, test: float, seed: int) -> FolderContents:
@@ -80,7 +80,7 @@ def _read_clients(folder: Path, test: float, seed: int) -> FolderContents:
     check_memory(sum(len(own) * 3 * prod(read_image_size(own[0])) for own in files), f"The images in '{folder}'")
     samples = [_read_images(client.name, own, classes) for client, own in zip(folders, files, strict=True)]
     clients = [_hold_out(*pair, test, (seed, client)) for client, pair in enumerate(samples)]
-    return FolderContents(clients, [path.name for path in folders], len(classes))
+    return FolderContents(clients, [path.name for path in folders], tuple(classes))
 
 
 def _read_npz(path: Path, test: float, seed: tuple[int, int]) -> Arrays:

@@ -208,8 +208,9 @@ class Federation:
         settings = {"name": "folder", "folder": str(folder), "test": test, "seed": seed}
         settings |= {n: v for n, v in {"classes": classes, "regression": regression}.items() if v is not None}
         return cls.from_arrays(
-            found.clients, names=found.names, classes=found.classes or classes, regression=regression, settings=settings
-        )
+            found.clients, names=found.names, classes=classes, regression=regression, settings=settings,
+            **({} if found.class_names is None else {"class_names": found.class_names}),
+        )  # fmt: skip
 
     @classmethod
     def _build(

@@ -18,6 +18,7 @@ from fedtailor.errors import DataError
 SINGLE_INPUT = ""  # name of the part if inputs have a single part
 DTYPES = ("uint8", "int8", "int16", "int32", "int64", "bool", "float16", "bfloat16", "float32", "float64")
 _MAX_PARTS, _MAX_ELEMENTS, _MAX_CLASSES = 1000, 2**28, 10**6  # of a sample: parts, elements per part; classes
+_MAX_NAME = 1000  # characters of a class's name
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class InputSpec:
     targets: int = 1  # values per sample in regression
     mean: tuple[float, ...] | None = None  # per channel, subtracted
     std: tuple[float, ...] | None = None  # per channel, divided by
+    class_names: tuple[str, ...] | None = None  # if the labels were text
     dtype_is_assumed: bool = False  # a deployed client's folder does not contain the dtype
 
     def __post_init__(self) -> None:
@@ -41,6 +43,8 @@ class InputSpec:
             and (self.classes is None or 1 <= self.classes <= _MAX_CLASSES)
             and 1 <= self.targets <= _MAX_ELEMENTS
             and all(isfinite(value) for value in statistics)
+            and (self.class_names is None or len(self.class_names) == self.classes)
+            and all(len(name) <= _MAX_NAME for name in self.class_names or ())
         )
         if not valid:
             raise DataError("The input specification of a model is invalid: check its shapes, classes, and dtypes.")
@@ -55,7 +59,7 @@ class InputSpec:
         """
         parts = fed.x if isinstance(fed.x, dict) else {SINGLE_INPUT: fed.x}
         kinds = {name: (str(part.dtype).removeprefix("torch."), tuple(part.shape[1:])) for name, part in parts.items()}
-        return cls(kinds, fed.classes, max(1, fed.y[:1].numel()), fed.mean, fed.std)
+        return cls(kinds, fed.classes, max(1, fed.y[:1].numel()), fed.mean, fed.std, fed.class_names)
 
     def to_json(self) -> dict[str, Any]:
         """Return the specification as plain JSON values.
@@ -82,6 +86,7 @@ class InputSpec:
         x = self.random_samples(2)
         y = np.arange(2) % self.classes if self.classes is not None else np.zeros((2, self.targets), np.float32)
         extra: dict[str, Any] = {"classes": self.classes, "mean": self.mean, "std": self.std}
+        extra |= {"class_names": self.class_names}
         return Federation.from_arrays([(x, y, x, y)], **extra)
 
 

@@ -34,6 +34,7 @@ class Predictions:
     samples: Sequence[str]  # names: the index in the file, or the image's name
     outputs: Tensor  # [samples, ...]
     classify: bool
+    class_names: Sequence[str] | None = None  # None: classes have only numbers
 
     @property
     def probabilities(self) -> Tensor:
@@ -47,11 +48,17 @@ class Predictions:
         """
         if self.classify:
             best = self.probabilities.max(1)
-            table = zip(self.samples, best.indices.tolist(), best.values.tolist(), strict=True)
+            labels = self._labels()
+            found = (labels[index] for index in best.indices.tolist())
+            table = zip(self.samples, found, best.values.tolist(), strict=True)
             return ["sample", "class", "probability"], [list(row) for row in table]
         flat = self.outputs.reshape(len(self.samples), -1)
         columns = ["prediction"] if flat.shape[1] == 1 else [f"prediction_{i}" for i in range(flat.shape[1])]
         return ["sample", *columns], [[name, *row] for name, row in zip(self.samples, flat.tolist(), strict=True)]
+
+    def _labels(self) -> Sequence[Any]:
+        """Return the names of the classes, or their numbers."""
+        return self.class_names or range(self.outputs.shape[1])
 
     def save(self, path: Path) -> None:
         """Write all predictions to a .csv or .npz file."""
@@ -63,27 +70,28 @@ class Predictions:
     def _csv(self) -> bytes:
         columns, rows = self.rows()
         if self.classify:
-            columns = [*columns, *(f"probability_{i}" for i in range(self.outputs.shape[1]))]
+            columns = [*columns, *(f"probability_{label}" for label in self._labels())]
             rows = [[*row, *values] for row, values in zip(rows, self.probabilities.tolist(), strict=True)]
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(
-            [columns, *([_escape_formula(name), *row] for name, *row in rows)]
+            [columns, *([_escape_formula(value) for value in row] for row in rows)]
         )
         return text.getvalue().encode()
 
     def _npz(self) -> bytes:
         arrays = {"sample": np.array(self.samples), "outputs": self.outputs.numpy()}
         if self.classify:
-            best = self.probabilities.argmax(1)
-            arrays |= {"class": best.numpy(), "probabilities": self.probabilities.numpy()}
+            best = np.array(self._labels())[self.probabilities.argmax(1).numpy()]
+            arrays |= {"class": best, "probabilities": self.probabilities.numpy()}
         file = io.BytesIO()
         np.savez(file, **arrays)  # type: ignore[arg-type]
         return file.getvalue()
 
 
-def _escape_formula(name: str) -> str:
-    """Escape a name that a spreadsheet would execute as a formula; image names are untrusted."""
-    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
+def _escape_formula(value: Any) -> Any:
+    """Escape a name that a spreadsheet would execute as a formula; names of images and classes are untrusted."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else value
 
 
 @torch.no_grad()
@@ -99,7 +107,8 @@ def predict(model: nn.Module, path: str | Path) -> Predictions:
         raise ConfigError(f"The model of client {info.client} diverged in training: its outputs are NaN.")
     classes = info.inputs.classes
     classify = classes is not None and outputs.ndim == 2 and outputs.shape[1] >= max(2, classes)
-    return Predictions(names, outputs, classify)
+    known = info.inputs.class_names
+    return Predictions(names, outputs, classify, known if known and len(known) == outputs.shape[1] else None)
 
 
 def read_samples(path: Path, input_spec: InputSpec) -> tuple[list[str], Inputs]:
