@@ -40,13 +40,14 @@ def main() -> None:
     parser.add_argument("--participation", type=float, default=0.2)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--evaluate-every", type=int, default=10)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
-    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in METHODS}
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in options.methods}
     for seed in options.seeds:
-        for name, method in METHODS.items():
-            rows[name].append(measure(method, seed, options))
+        for name in options.methods:
+            rows[name].append(measure(METHODS[name], seed, options))
             print(name, seed, rows[name][-1], flush=True)
     settings = {key: value for key, value in vars(options).items() if key != "out"}
     machine = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()

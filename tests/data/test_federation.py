@@ -209,7 +209,6 @@ def test_from_owners_split_depends_on_seed_and_client() -> None:
         ({"owned": [[0, 1, 1], [2, 3]]}, "Sample 1 is owned twice"),
         ({"owned": [[0, 1], [2, 9]]}, "bob owns samples that do not exist"),
         ({"owned": [[0, 1], [2, -1]]}, "bob owns samples that do not exist"),
-        ({"owned": [[0], [1]]}, "No client has test data"),
         ({"owned": [[0, 1, 2, 3], []]}, "bob has no training data"),
         ({"x": np.zeros((8, 2))}, "8 rows, but there are 6 targets"),
         ({"y": np.array(3)}, "single number"),
@@ -388,6 +387,10 @@ def test_client_with_one_sample_trains_and_is_not_tested() -> None:
     assert [len(own) for own in fed.train] == [4, 1] and [len(own) for own in fed.test] == [2, 0]
     run = ft.simulate(ft.methods.FedPer(), ft.network("mlp", fed), fed, rounds=2)
     assert run.records[-1]["clients"] == [0, 1]
+    untested = ft.Federation.from_owners(x, y, [[0], [1], [2]])
+    assert "No client has test data" in error_message(
+        lambda: ft.simulate(ft.methods.FedPer(), ft.network("mlp", untested), untested, rounds=1)
+    )
     assert run.records[-1]["per_client"]["accuracy_trained"].keys() == {0}
     assert "1 client without test samples: trained, not scored." in str(run_table(run).caption)
 

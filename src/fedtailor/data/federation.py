@@ -312,8 +312,6 @@ def _check(fed: Federation) -> None:
     for name, own in zip(fed.names, fed.train, strict=True):
         if not len(own):
             raise DataError(f"Client {name} has no training data; add some or remove the client.")
-    if not any(map(len, fed.test)):
-        raise DataError("No client has test data; a client with two samples or more can hold some out.")
     owned = torch.zeros(len(fed.y), dtype=torch.bool)
     owned[torch.cat(fed.train + fed.test)] = True
     inputs = fed.x.values() if isinstance(fed.x, dict) else [fed.x]

@@ -18,7 +18,7 @@ from fedtailor.core.method import Method
 from fedtailor.core.model import Model, ModelLike, as_model
 from fedtailor.core.trees import Params
 from fedtailor.data.federation import Federation
-from fedtailor.errors import ConfigError
+from fedtailor.errors import ConfigError, DataError
 from fedtailor.runs.records import Record, Records
 from fedtailor.runs.run import FORMAT, Run
 from fedtailor.runs.toml import to_toml
@@ -205,6 +205,8 @@ def _check_types(method: Method, fed: Federation) -> None:
         )
     if not isinstance(fed, Federation):
         raise ConfigError("fed must be an ft.Federation, from ft.load(...) or ft.Federation.from_arrays(...).")
+    if not any(map(len, fed.test)):
+        raise DataError("No client has test data; hold out some samples of at least one client for testing.")
 
 
 def describe_method(method: Method) -> dict[str, Any]:
