@@ -50,6 +50,7 @@ def test_monitor_lists_runs_in_folder_and_subfolders_with_scores(tmp_path: Path)
     for name, run in runs.items():
         row = found[name].row()
         assert (row["state"], row["round"], row["rounds"], row["seed"]) == ("finished", 3, 3, run.experiment["seed"])
+        assert row["ranked_by"] == run.info["ranked_by"]  # the score on the run's card
         for moment in MOMENTS:
             summary = run.summarize(moment)
             assert summary is not None and row[moment] == pytest.approx(summary["weighted"], abs=1e-12)

@@ -42,9 +42,11 @@ def show_progress(
     task = progress.add_task(label, total=rounds, score="")
 
     def advance(record: Record) -> None:
-        names = [key for key in record if key.endswith("_trained") and isinstance(record[key], float)]
-        if name := min(names, key=lambda name: name == "loss_trained", default=None):  # the loss only without a score
-            progress.update(task, score=f"{name.replace('_', ' ')} {record[name]:.3f}")
+        names = [key.removesuffix("_trained") for key in record if key.endswith("_trained")]
+        scores = [name for name in names if isinstance(record[f"{name}_trained"], float)]
+        if name := min(scores, key=lambda name: name == "loss", default=None):  # the loss only without a score
+            trained, received = record[f"{name}_trained"], record[f"{name}_received"]
+            progress.update(task, score=f"{name} {trained:.3f} trained, {received:.3f} received")
         progress.update(task, completed=record["round"])
 
     try:

@@ -60,11 +60,16 @@ class RunView:
         assert self.info is not None
         return Run(self.settings, self.info, [], {}, raise_remote_client, raise_remote_client, self.folder)
 
+    @property
+    def ranked_by(self) -> str:
+        """The moment that ranks the method; "trained" as long as run.json does not exist."""
+        return str((self.info or {}).get("ranked_by", "trained"))
+
     def _sparkline(self) -> list[float]:
         """Return a few scores of an active run for the small line on its card."""
         if self.history is None or self.state in INACTIVE_STATES:
             return []
-        scores = self.history.scores["trained"] or self.history.scores["received"]
+        scores = self.history.scores[self.ranked_by]
         return scores[:: max(len(scores) // _SPARKLINE_POINTS, 1)]
 
     def row(self) -> dict[str, Any]:
@@ -76,7 +81,7 @@ class RunView:
             "method": self.method, "data": self.data,
             "seed": self.settings.get("seed", 0), "clients": len(self.names) or None,
             "round": history.rounds if history else 0, "rounds": self.rounds, "score": info.get("score"), **last,
-            "higher_is_better": info.get("higher_is_better", True),
+            "higher_is_better": info.get("higher_is_better", True), "ranked_by": self.ranked_by,
             "seconds": history.seconds[-1] if history and history.seconds else 0,
             **{kind: len(history.problems[kind]) if history else 0 for kind in ("failed", "missed")},
             "diverged": len(history.diverged) if history else 0, "last_update": round(self.last_update),

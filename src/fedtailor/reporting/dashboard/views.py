@@ -102,7 +102,8 @@ def _progress(run: RunView, history: RunHistory) -> Figure | None:
     if not series:
         return None
     start = f"After round {history.rounds} of {run.rounds}, {method_in_text(run.run.method_title)}"
-    return score_figure("progress", "over rounds", run, series, start, _best(run, next(iter(series.values()))))
+    ranked = series.get(run.ranked_by, {})
+    return score_figure("progress", "over rounds", run, series, start, _best(run, ranked) if ranked else "")
 
 
 def score_figure(

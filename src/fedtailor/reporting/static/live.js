@@ -149,7 +149,7 @@
   }
   function runCard(row) {
     return h("li", { "data-run": row.name }, h("div", { class: "head" },
-      h("h3", {}, h("a", { href: address({ run: row.name }) }, row.name)), h("strong", {}, formatScore(row.trained ?? row.received, row.score))),
+      h("h3", {}, h("a", { href: address({ run: row.name }) }, row.name)), h("strong", {}, formatScore(row[row.ranked_by], row.score))),
     sparkline(row), progressBar(row), clientProblems(row) ? h("p", { class: problemClass(row) }, clientProblems(row)) : null);
   }
   function sparkline(row) {
