@@ -273,7 +273,7 @@ def test_run_details_list_failed_and_missed_clients_with_reasons(tmp_path: Path,
 )
 def test_progress_summary_compares_score_with_best(run: RunView, scores: list[float], ending: str) -> None:
     assert run.history is not None
-    run.history.scores["trained"][:] = scores
+    run.history.scores[run.ranked_by][:] = scores
     assert run_details(run)["figures"][0]["summary"].endswith(ending)
 
 
