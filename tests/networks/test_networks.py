@@ -242,9 +242,10 @@ def test_network_has_one_output_per_class_and_describes_itself() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "settings", "words"),
     [
-        ("lenet5", (1, 27, 28), {}, r"lenet5 .*28×28.*1×27×28.*mlp"),
-        ("lenet5", (64,), {}, r"lenet5 .*64; use mlp"),
-        ("lenet5", (28, 28), {}, r"channels×height×width"),
+        ("lenet5", (1, 27, 28), {}, r"lenet5 .*28×28.*\(1, 27, 28\).*mlp"),
+        ("lenet5", (64,), {}, r"lenet5 .*\(64,\); use mlp"),
+        ("lenet5", (28, 28), {}, r"add a channel axis with x\[:, None\]"),
+        ("lenet5", (28, 28, 3), {}, r"move the channels first with x\.transpose\(0, 3, 1, 2\)"),
         ("cnn", (1, 3, 8), {}, r"cnn .*4×4"),
         ("resnet9", (1, 7, 8), {}, r"resnet9 .*8×8"),
         ("resnet20", (5,), {}, r"resnet20 .*8×8"),

@@ -46,9 +46,17 @@ def make_norm(norm: str, channels: int) -> nn.Module:
 
 def require_image(shape: Shape, name: str, smallest: int) -> Shape:
     """Return the shape; raise `ConfigError` if it is not an image of at least `smallest` × `smallest` pixels."""
+    got = f"got inputs of shape {shape}"
+    if len(shape) == 2 and min(shape) >= smallest:
+        raise ConfigError(
+            f"{name} needs images as (channels, height, width), {got}; add a channel axis with x[:, None]."
+        )
+    if len(shape) == 3 and min(shape[:2]) >= smallest > shape[2]:
+        fix = "move the channels first with x.transpose(0, 3, 1, 2)"
+        raise ConfigError(f"{name} needs images as (channels, height, width), {got}; {fix}.")
     if len(shape) != 3 or min(shape[1:]) < smallest:
-        need = f"images of at least {smallest}×{smallest} pixels (channels×height×width)"
-        raise ConfigError(f"{name} needs {need}, got inputs of {'×'.join(map(str, shape))}; use mlp or logistic.")
+        need = f"images of at least {smallest}×{smallest} pixels as (channels, height, width)"
+        raise ConfigError(f"{name} needs {need}, {got}; use mlp or logistic.")
     return shape
 
 
