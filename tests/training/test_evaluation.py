@@ -39,12 +39,13 @@ def test_trained_values_of_client_that_trained_and_was_not_evaluated_are_absent(
 
 def test_trained_values_from_records_equal_those_of_uninterrupted_run() -> None:
     records = [
-        {"clients": [0], "per_client": {"loss_trained": {0: 0.1, 1: 3.0}, "loss_received": {0: 2.0, 1: 3.0}}},
+        {"clients": [0], "per_client": {"loss_trained": {0: 0.1, 1: 3.0}, "loss_received": {0: 2.0, 1: 3.0},
+                                        "layers_trained": {0: 4.0}}},  # the last one is a metric of the method
         {"clients": [1], "per_client": {"bytes_up": {1: 8}}},  # not evaluated
-    ]
+    ]  # fmt: skip
     held = TrainedValues.from_records(records)
     assert held.outdated == {1}
-    assert held.complete({"loss_trained": {1: 0.2}}, [0, 1])["loss_trained"] == {0: 0.1, 1: 0.2}
+    assert held.complete({"loss_trained": {1: 0.2}}, [0, 1]) == {"loss_trained": {0: 0.1, 1: 0.2}}
 
 
 def test_add_evaluation_means_are_weighted_by_test_size_and_training_loss_covers_participants() -> None:

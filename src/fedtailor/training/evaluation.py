@@ -46,7 +46,9 @@ class TrainedValues:
         for index in range(len(records)):  # iterating would expand all records in memory
             record = records[index]
             values.add_participants(record["clients"])
-            values.complete(record["per_client"], [])
+            tables = record["per_client"]  # of a method's own metrics, too, which have one name each
+            metrics = [name.removesuffix("_trained") for name in tables if name.endswith("_trained")]
+            values.complete({f"{m}_trained": tables[f"{m}_trained"] for m in metrics if f"{m}_received" in tables}, [])
         return values
 
     def add_participants(self, clients: Sequence[int]) -> None:
