@@ -73,12 +73,16 @@ def test_report_figures_match_records(report: Browser, runs: dict[tuple[str, int
         assert dict(zip(trace["y"], trace["x"], strict=True)) == approx(wanted)
     dots = [t for t in report.traces("clients") if t["type"] == "scatter"]
     scores = {
-        runs[m, SEEDS[0]].method_title: sorted(100 * v for s in SEEDS for v in runs[m, s].scores("trained").values())
+        runs[m, SEEDS[0]].method_title: sorted(100 * v for s in SEEDS for v in ranked_scores(runs[m, s]).values())
         for m in METHODS
     }
     [ranked] = [trace["y"] for trace in report.traces("ranking") if trace["name"] == "trained"]
     for method, trace in zip(ranked, dots, strict=True):  # the best method is first in both figures
         assert sorted(trace["x"]) == approx(scores[method])
+
+
+def ranked_scores(run: ft.Run) -> dict[int, float]:
+    return run.scores(run.info["ranked_by"])
 
 
 def mean_over_seeds(runs: dict[tuple[str, int], ft.Run], value: Callable[[ft.Run], Any]) -> dict[str, Any]:
@@ -90,10 +94,12 @@ def mean_over_seeds(runs: dict[tuple[str, int], ft.Run], value: Callable[[ft.Run
 def test_choices_of_curves_change_axis_and_moment(report: Browser, runs: dict[tuple[str, int], ft.Run]) -> None:
     report.figures("curves")
 
-    def scores(moment: str) -> Any:
-        return mean_over_seeds(
-            runs, lambda run: [weighted_score(run, r["per_client"][f"accuracy_{moment}"]) for r in run.records]
-        )
+    def scores(moment: str | None = None) -> Any:
+        def curve(run: ft.Run) -> list[float]:
+            name = f"accuracy_{moment or run.info['ranked_by']}"
+            return [weighted_score(run, r["per_client"][name]) for r in run.records]
+
+        return mean_over_seeds(runs, curve)
 
     def spent(*names: str, factor: float = 1.0) -> Any:
         return mean_over_seeds(runs, lambda run: np.cumsum([factor * sum(r[n] for n in names) for r in run.records]))
@@ -102,10 +108,12 @@ def test_choices_of_curves_change_axis_and_moment(report: Browser, runs: dict[tu
         path = f".//label[.//span[starts-with(., '{words}')]]"
         report.figure("curves").find_element("xpath", path).click()
 
-    assert drawn_curves(report, "y") == scores("trained")
+    assert drawn_curves(report, "y") == scores()  # FedAvg as received, the others as trained
     assert drawn_curves(report, "x") == {runs[m, SEEDS[0]].method_title: list(range(1, ROUNDS + 1)) for m in METHODS}
     choose("bytes")
     assert drawn_curves(report, "x") == spent("bytes_up", "bytes_down", factor=1e-6)
+    assert drawn_curves(report, "y") == scores()
+    choose("trained")
     assert drawn_curves(report, "y") == scores("trained")
     choose("received")
     assert drawn_curves(report, "y") == scores("received")

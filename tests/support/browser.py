@@ -234,7 +234,8 @@ def weighted_score(run: ft.Run, scores: dict[int, float]) -> float:
 
 
 def drawn_curves(browser: Browser, axis: str) -> dict[str, list[float]]:
-    return {trace["name"]: trace[axis] for trace in browser.traces("curves")}
+    """Return method -> coordinates of its line, without the bands over seeds."""
+    return {trace["name"]: trace[axis] for trace in browser.traces("curves") if not trace["name"].endswith("all seeds")}
 
 
 def tab_order(browser: Browser) -> list[Any]:
