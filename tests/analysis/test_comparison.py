@@ -9,6 +9,7 @@ from scipy.stats import ttest_rel
 import fedtailor as ft
 from conftest import error_message
 from fedtailor.analysis.client_gains import client_gains, gain_sentences, gains_over_local
+from fedtailor.analysis.comparability import is_local_baseline
 from fedtailor.analysis.comparison import compare_with_best, rank
 from fedtailor.analysis.run_summary import compare_runs, make_comparisons
 from fedtailor.analysis.tables import comparison_table
@@ -252,6 +253,8 @@ def test_baseline_is_local_training_in_every_round() -> None:
     both = compare_runs([sampled, run_with_scores("local", {0: 0.5}, fields={"sampled": False})])
     assert both.baseline is not None and both.score(both.baseline) == 0.5
     assert compare_runs([sampled]).baseline == "Local training"
+    fedper, local = run_with_scores("fedper", {0: 0.6}), run_with_scores("local", {0: 0.5})
+    assert is_local_baseline(local, fedper) and not is_local_baseline(sampled, fedper)
 
 
 @pytest.mark.parametrize("initial_weights", ["fixed", "seed"])

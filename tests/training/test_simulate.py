@@ -162,6 +162,8 @@ def test_evaluate_every_does_not_change_values_of_last_round(net: nn.Module) -> 
     schedule = [[0], [1], [0]]
     at_end, always = (simulate(net, schedule=schedule, evaluate_every=every, validation=0.5) for every in (3, 1))
     assert at_end.records[-1]["per_client"] == always.records[-1]["per_client"]
+    for moment, choices in always.summary().items():  # one population per term
+        assert choices["last"]["weighted"] == always.records[-1][f"accuracy_{moment}"]
     assert at_end.records[-1]["per_client"]["validation_trained"].keys() > {0}
 
 

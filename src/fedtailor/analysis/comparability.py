@@ -45,7 +45,12 @@ def split_key(run: Run) -> str:
 
 
 def is_local_baseline(other: Run, run: Run) -> bool:
-    """Return whether `other` is a run of local training with which `run` can be compared client by client."""
-    if other.method != "local" or other.experiment["seed"] != run.experiment["seed"]:
+    """Return whether `other` is a run of local training, in every round, with which `run` can be compared client by
+    client."""
+    if (
+        other.method != "local"
+        or other.experiment["method"].get("sampled")
+        or other.experiment["seed"] != run.experiment["seed"]
+    ):
         return False
     return experiment_key(other) == experiment_key(run) and split_key(other) == split_key(run)
