@@ -32,8 +32,9 @@ REPRESENTATIVE_METHODS = (
     "fedproto",
     "selffl",
 )  # one or more of every type
+FEDERATED = [name for name, method in METHODS.items() if not method().pools_data]  # without centralized training
 METHOD_PARAMS = [
-    name if name in REPRESENTATIVE_METHODS else pytest.param(name, marks=pytest.mark.slow) for name in METHODS
+    name if name in REPRESENTATIVE_METHODS else pytest.param(name, marks=pytest.mark.slow) for name in FEDERATED
 ]  # the other methods are marked slow
 SIZES = (9, 4, 7, 1)  # training samples per client: uneven, and one client has a single sample
 

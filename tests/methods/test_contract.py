@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedtailor as ft
-from conftest import METHOD_PARAMS, TinyNet, all_same, apply_mapped, same, tiny_federation
+from conftest import FEDERATED, METHOD_PARAMS, TinyNet, all_same, apply_mapped, same, tiny_federation
 from fedtailor.core.trees import Tree, flatten
 from fedtailor.methods import METHODS
 from fedtailor.training.config import TrainingConfig
@@ -21,7 +21,7 @@ from fedtailor.training.trainer import Trainer
 from support.method_variants import ALL_METHODS
 from support.problem import make_normalized_net
 
-EACH_METHOD = pytest.mark.parametrize("name", METHODS)
+EACH_METHOD = pytest.mark.parametrize("name", FEDERATED)
 SOME_METHODS = pytest.mark.parametrize("name", METHOD_PARAMS)
 SMALL_STEPS: dict[str, dict[str, Any]] = {  # fields for a small step size, where `lr` alone does not set it
     "fedapm": {"lr": 0.02, "alpha": "one"},
@@ -98,7 +98,7 @@ def test_vmap_over_clients_equals_sequential(method: ft.Method, net: nn.Module) 
     for number, clients in enumerate(SCHEDULE, start=1):
         for function in (simulated.update, method.personalize, method.evaluation_metrics):
             arguments = (function, number, clients, *inputs(trainer, clients, number))
-            mapped = apply_mapped(simulated.shared, simulated.samples["train"], *arguments)
+            mapped = apply_mapped(simulated.shared, simulated.training_samples, *arguments)
             assert same(simulated.engine.apply(*arguments), mapped, tolerance=1e-9)
         trainer.train_round(number, clients)
 
@@ -156,7 +156,7 @@ def test_client_that_has_not_trained_holds_received_model(name: str, net: nn.Mod
 def test_ranking_moment_is_that_of_the_model_that_clients_use() -> None:
     """The common model exists only after aggregation; some personal models are made from the received one."""
     received = {name for name, method in METHODS.items() if method().ranking_moment == "received"}
-    common = {"fedavg", "fedprox", "fedexp", "fedadmm", "scaffold", "fedaf"}
+    common = {"fedavg", "fedprox", "fedexp", "fedadmm", "scaffold", "fedaf", "centralized"}
     assert received == common | {"fedavgft", "fedbabu", "perfedavg", "dbe"}
     assert ft.methods.LAG(ft.methods.FedAvg()).ranking_moment == "trained"
 

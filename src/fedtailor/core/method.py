@@ -131,6 +131,11 @@ class Method:
         return False
 
     @property
+    def pools_data(self) -> bool:
+        """Whether one model trains on the training data of all clients together; true for centralized training."""
+        return False
+
+    @property
     def sequential_clients(self) -> bool:
         """Whether the clients of a round train one after another, each with the server state that the last one left."""
         return False

@@ -93,6 +93,8 @@ class Deployment(TrainingConfig):
             if getattr(self, name) != getattr(TrainingConfig(), name):
                 raise ConfigError(f"{name} applies only to simulations; remove it from the deployment.")
         self.channel.check(self.method)
+        if self.method.pools_data:
+            raise ConfigError(f"{self.method.display_name} needs all data in one place; choose a federated method.")
 
     @property
     def host(self) -> str:

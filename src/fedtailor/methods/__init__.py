@@ -2,6 +2,7 @@
 
 from fedtailor.core.method import Method
 from fedtailor.methods.apple import APPLE
+from fedtailor.methods.centralized import Centralized
 from fedtailor.methods.dbe import DBE
 from fedtailor.methods.ditto import Ditto
 from fedtailor.methods.fedadmm import FedADMM
@@ -51,6 +52,7 @@ FAMILIES: dict[str, tuple[type[Method], ...]] = {
     "Personalized aggregation": (FedAPA, FedAMP, APPLE, FedALA, FedFomo, PFedLA, PFedHN),
     "Prototypes and representations": (FedProto, FedGH, FedPAC, DBE, FedCP, GPFL, FedAF),
     "Adaptive local training": (SelfFL, PerFedAvg),
+    "Reference without federation": (Centralized,),
 }  # fmt: skip
 
 METHODS: dict[str, type[Method]] = {
@@ -58,8 +60,8 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
-    "APPLE", "DBE", "FAMILIES", "GPFL", "LAG", "METHODS", "Ditto", "FedADMM", "FedAF", "FedALA", "FedAMP", "FedAPA",
-    "FedAPM", "FedAS", "FedAlt", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedCAC", "FedCP", "FedExP", "FedFomo",
-    "FedGH", "FedLAG", "FedPAC", "FedPHP", "FedPer", "FedProto", "FedProx", "FedRep", "FedRoD", "FedSim", "LGFedAvg",
-    "Local", "LpProj", "PFedHN", "PFedLA", "PFedMe", "PerFedAvg", "Scaffold", "SelfFL",
+    "APPLE", "DBE", "FAMILIES", "GPFL", "LAG", "METHODS", "Centralized", "Ditto", "FedADMM", "FedAF", "FedALA",
+    "FedAMP", "FedAPA", "FedAPM", "FedAS", "FedAlt", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedCAC", "FedCP",
+    "FedExP", "FedFomo", "FedGH", "FedLAG", "FedPAC", "FedPHP", "FedPer", "FedProto", "FedProx", "FedRep", "FedRoD",
+    "FedSim", "LGFedAvg", "Local", "LpProj", "PFedHN", "PFedLA", "PFedMe", "PerFedAvg", "Scaffold", "SelfFL",
 ]  # fmt: skip

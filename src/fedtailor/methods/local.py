@@ -24,6 +24,10 @@ class Local(LocalTraining):
     newcomer_start: ClassVar[str] = "nothing; the initial model is its own"
 
     @property
+    def display_name(self) -> str:
+        return f"{self.title} (sampled rounds)" if self.sampled else self.title
+
+    @property
     def trains_every_round(self) -> bool:
         return not self.sampled
 

@@ -41,12 +41,19 @@ def initial_model(
 
 
 def make_shared_context(
-    config: TrainingConfig, model: Model, fed: Federation, sizes: Tensor, rounds: int, participation: float
+    config: TrainingConfig,
+    model: Model,
+    fed: Federation,
+    sizes: Tensor,
+    rounds: int,
+    participation: float,
+    largest: int | None = None,
 ) -> SharedContext:
     """Return the data, model, and settings that all clients of a run share.
 
     `fed` contains the data on this machine: all clients in a simulation, one client in a deployment. `sizes` contains
-    the number of training samples of every client of the federation.
+    the number of training samples of every client of the federation. `largest` is the largest number of samples on
+    which a client trains, if it is not in `sizes`.
     """
     device, dtype = config.torch_device, config.torch_dtype
     return SharedContext(
@@ -55,7 +62,7 @@ def make_shared_context(
         y=fed.y.to(device, dtype) if fed.y.is_floating_point() else fed.y.to(device),
         prepare=fed.make_preprocessing(dtype, device),
         # Batch normalization cannot train on a single example, so its batches have at least two (one may be padding).
-        batch_size=max(min(config.batch_size, int(sizes.max())), 2 if model.running_stats else 1),
+        batch_size=max(min(config.batch_size, largest or int(sizes.max())), 2 if model.running_stats else 1),
         rounds=rounds,
         num_clients=len(sizes),
         total_size=int(sizes.sum()),

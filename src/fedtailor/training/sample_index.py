@@ -34,6 +34,14 @@ class SampleIndex:
         kept = self._flat[torch.from_numpy(ranks < count).to(self.device)]
         return SampleIndex(torch.split(kept, np.minimum(self.sizes, count).tolist()), self.device)
 
+    def pooled(self) -> "SampleIndex":
+        """Return an index in which the first client has the samples of all clients; the others keep theirs.
+
+        >>> SampleIndex([torch.tensor([4, 2]), torch.tensor([7])], torch.device("cpu")).pooled()[0]
+        tensor([4, 2, 7])
+        """
+        return SampleIndex([self._flat, *(self[client] for client in range(1, len(self)))], self.device)
+
     @property
     def device(self) -> torch.device:
         return self._flat.device

@@ -153,6 +153,8 @@ def make_trainer(
     )
     if method.trains_every_round:
         schedule = [list(range(fed.num_clients))] * len(schedule)
+    if method.pools_data:
+        schedule = [[0]] * len(schedule)  # the first client trains on the data of all clients
     server, clients, params = build_simulation(config, method, model, fed, schedule, initial_weights, engine_choice)
     info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, clients, fed)}
     if folder is not None:

@@ -49,6 +49,7 @@ class SimulatedClients:
     shared: SharedContext
     device: torch.device
     samples: Mapping[str, SampleIndex]  # by split: train, validation, test
+    training_samples: SampleIndex  # the split train; for centralized training, the first client has all samples
     engine_choice: EngineChoice  # the engine and its settings
     engine_reason: str  # why this engine was chosen
     engine: Engine
@@ -75,7 +76,7 @@ class SimulatedClients:
         if not clients:
             return None
         uploads = mask_absent_rows(result["upload"])
-        self._leak_check.check(type(self.method).__name__, clients, self.samples["train"], uploads)
+        self._leak_check.check(type(self.method).__name__, clients, self.training_samples, uploads)
         encoded = self.channel.encode(uploads, sent, clients, number, self.shared.seed)
         metrics = result["client_metrics"] | self.channel.metrics(uploads, sent)
         return ClientResults(clients, sent, encoded, metrics, {"state": result["state"], "trained": result["trained"]})
@@ -108,7 +109,7 @@ class SimulatedClients:
         for chunk in _chunks([client for client in clients if client in outdated]):
             personal = self.trained_models(server, chunk)
             update_values(found.values, self._scores(chunk, personal, "trained"))
-            losses = self._evaluator(chunk, personal, self.samples["train"], only="loss")["loss"]
+            losses = self._evaluator(chunk, personal, self.training_samples, only="loss")["loss"]
             update_values(found.values, {"loss": losses})
         return found
 
@@ -226,7 +227,7 @@ class SimulatedClients:
 
     def _find_failures(self, number: int, clients: list[int], sent: Tree) -> dict[int, ClientFailure]:
         """Train each client separately to find those that fail."""
-        sequential = Sequential(self.shared, self.samples["train"])
+        sequential = Sequential(self.shared, self.training_samples)
 
         def message(client: int) -> Tree:
             return select_rows(sent, [clients.index(client)])

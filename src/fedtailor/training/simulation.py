@@ -17,6 +17,7 @@ from fedtailor.data.input_spec import InputSpec
 from fedtailor.data.partition import hold_out
 from fedtailor.errors import RunError
 from fedtailor.runs.client_states import ClientStates
+from fedtailor.training.channel.channel import Channel
 from fedtailor.training.client_update import initial_model, make_shared_context, personal_state_dict
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
@@ -48,15 +49,18 @@ def build_simulation(
     retain_freed_memory()
     model, params = initial_model(model, config, initial_weights)
     samples = _split_samples(fed, config.validation, seed, device)
+    training_samples = samples["train"].pooled() if method.pools_data else samples["train"]
     sizes = torch.from_numpy(samples["train"].sizes)
     participation = sum(map(len, schedule)) / (len(schedule) * fed.num_clients)
-    shared = make_shared_context(config, model, fed, sizes, len(schedule), participation)
+    largest = int(training_samples.sizes.max())
+    shared = make_shared_context(config, model, fed, sizes, len(schedule), participation, largest)
     output_shape = check_model_fits(model.eval_mode, params, shared, fed)
     model = model.with_metrics_for(fed.classes, output_shape)
     shared = replace(shared, model=shared.model.with_metrics_for(fed.classes, output_shape))
     setup = Setup(model, params, fed.num_clients, sizes.to(device), len(schedule), seed)
     check_method_memory(method, setup)
-    server = Server.build(method, setup, config.channel, lambda: seed)
+    channel = Channel() if method.pools_data else config.channel
+    server = Server.build(method, setup, channel, lambda: seed)
     step_cost = measure_step_cost(model.eval_mode, params, shared)
     max_clients, threads = max_concurrent_clients(step_cost, device), choose_num_threads(step_cost)
     if config.engine == "auto" and config.chunk_size is not None:
@@ -65,16 +69,17 @@ def build_simulation(
     choice = engine_choice or named_engine(name, config.chunk_size, threads, max_clients, device)
     clients = SimulatedClients(
         method=method,
-        channel=config.channel,
-        unreliable=Unreliable() if method.trains_every_round else config.unreliable,
+        channel=channel,
+        unreliable=Unreliable() if method.trains_every_round or method.pools_data else config.unreliable,
         schedule=schedule,
         names=fed.names,
         shared=shared,
         device=device,
         samples=samples,
+        training_samples=training_samples,
         engine_choice=choice,
         engine_reason="The engine was requested.",
-        engine=choice.build(shared, samples["train"]),
+        engine=choice.build(shared, training_samples),
         states=ClientStates(method.init_client(setup)),
     )
     if config.engine == "auto" and engine_choice is None:
@@ -85,18 +90,17 @@ def build_simulation(
 def _choose_engine(server: Server, clients: SimulatedClients, max_clients: int) -> None:
     """Benchmark the engines on the clients of the largest round and switch to the fastest."""
     largest_round = max(clients.schedule, key=len)
-    train = clients.samples["train"]
     benchmark = EngineBenchmark(
         build=lambda choice, samples: choice.build(clients.shared, samples),
         train=lambda engine, some: clients.apply_train(engine, 1, some, server.send(server.state, some, 1)),
-        samples=train,
+        samples=clients.training_samples,
         clients=largest_round[:1] if server.method.sequential_clients else largest_round,
         batch_size=clients.shared.batch_size,
         rounds=len(clients.schedule),
         device=clients.device,
     )
     clients.engine_choice, clients.engine_reason = benchmark.choose(clients.engine_choice, max_clients)
-    clients.engine = clients.engine_choice.build(clients.shared, train)
+    clients.engine = clients.engine_choice.build(clients.shared, clients.training_samples)
 
 
 def simulation_info(server: Server, clients: SimulatedClients, fed: Federation) -> dict[str, Any]:

@@ -150,13 +150,15 @@ class Trainer(Generic[C]):
 
     def _make_record(self, round_state: RoundState, number: int, seconds: float) -> Record:
         """Return the record of a round; the evaluation fills in the fields that are None here."""
+        counts_bytes = not self.server.method.pools_data  # centralized training sends no models
+        bytes_up, bytes_down = (round_state.bytes_up, round_state.bytes_down) if counts_bytes else ({}, {})
         return {
             "round": number,
             "clients": round_state.clients,
             "missed": round_state.missed,
             "failed": {client: failure.reason for client, failure in round_state.failures.items()},
-            "bytes_up": sum(round_state.bytes_up.values()),
-            "bytes_down": sum(round_state.bytes_down.values()),
+            "bytes_up": sum(bytes_up.values()),
+            "bytes_down": sum(bytes_down.values()),
             "seconds": seconds,
             **dict.fromkeys(["loss", "loss_mean"]),
             **{
@@ -167,7 +169,5 @@ class Trainer(Generic[C]):
             },
             **self.server.privacy_spent(),
             "method_metrics": {name: to_plain(value) for name, value in round_state.method_metrics.items()},
-            "per_client": merge_disjoint(
-                {"bytes_up": round_state.bytes_up, "bytes_down": round_state.bytes_down}, round_state.client_metrics
-            ),
+            "per_client": merge_disjoint({"bytes_up": bytes_up, "bytes_down": bytes_down}, round_state.client_metrics),
         }

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedtailor as ft
-from conftest import tiny_federation
+from conftest import FEDERATED, tiny_federation
 from fedtailor.core.trees import Rows, Tree
 from fedtailor.methods import METHODS
 from fedtailor.training.channel.payload import count_bytes, mask_absent_rows
@@ -106,7 +106,7 @@ FIELDS: dict[str, dict[str, Any]] = {  # fields for the costs above
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FEDERATED)
 def test_method_bytes_match_cost_table(name: str) -> None:
     """Costs for a model of 62,006 parameters; FedAvg sends 484.4 KiB both ways."""
     fields = FIELDS.get(name, {})
