@@ -5,10 +5,8 @@ fed = ft.load("digits", clients=20, partition="dirichlet", alpha=0.1, seed=0)
 run = ft.simulate(ft.methods.FedPer(lr=0.05), ft.network("mlp", fed), fed, rounds=20)
 """
 
-from collections.abc import Callable
-from pathlib import Path
-
-from torch.nn import Module
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from fedtailor import methods
 from fedtailor.core import trees
@@ -21,18 +19,25 @@ from fedtailor.data.datasets import load
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DataError, DeployError, FedTailorError, RunError
 from fedtailor.networks import network
-from fedtailor.runs.records import Record
 from fedtailor.runs.run import Run
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.simulate import simulate
 from fedtailor.training.unreliable import Unreliable
 from fedtailor.version import VERSION
 
+if TYPE_CHECKING:
+    from fedtailor.analysis.comparison_result import ComparisonResult
+    from fedtailor.experiments.compare import compare, load_comparison
+    from fedtailor.experiments.resume import resume
+    from fedtailor.export.personal_model import load_personal
+    from fedtailor.runs.reader import load_run
+
 __version__ = VERSION
 __all__ = [
     "Batch",
     "Channel",
     "ClientContext",
+    "ComparisonResult",
     "ConfigError",
     "DataError",
     "DeployError",
@@ -47,7 +52,9 @@ __all__ = [
     "RunError",
     "Setup",
     "Unreliable",
+    "compare",
     "load",
+    "load_comparison",
     "load_personal",
     "load_run",
     "methods",
@@ -58,39 +65,22 @@ __all__ = [
     "wrap",
 ]
 
-
-def load_run(path: str | Path) -> Run:
-    """Load a finished run from its folder; see `fedtailor.runs.reader`."""
-    from fedtailor.runs.reader import load_run  # requires safetensors, which training does not need
-
-    return load_run(path)
-
-
-def load_personal(
-    path: str | Path,
-    client: int | None = None,
-    moment: str = "trained",
-    *,
-    method: Method | None = None,
-    model: Model | Module | None = None,
-    fed: Federation | None = None,
-) -> Module:
-    """Load a client's personal model as a module in evaluation mode from a run folder, the folder of a deployed client,
-    or an exported file; see `fedtailor.export.personal_model`."""
-    from fedtailor.export.personal_model import load_personal  # requires safetensors and pydantic
-
-    return load_personal(path, client, moment, method=method, model=model, fed=fed)
+# Imported on first use, because they need libraries that training does not need: safetensors, pydantic, rich.
+_LAZY = {
+    "ComparisonResult": "fedtailor.analysis.comparison_result",
+    "compare": "fedtailor.experiments.compare",
+    "load_comparison": "fedtailor.experiments.compare",
+    "load_personal": "fedtailor.export.personal_model",
+    "load_run": "fedtailor.runs.reader",
+    "resume": "fedtailor.experiments.resume",
+}
 
 
-def resume(
-    path: str | Path,
-    *,
-    method: Method | None = None,
-    model: Model | Module | None = None,
-    fed: Federation | None = None,
-    on_round_end: Callable[[Record], None] | None = None,
-) -> Run:
-    """Resume an unfinished run from its folder, or load it if it is finished; see `fedtailor.experiments.resume`."""
-    from fedtailor.experiments.resume import resume  # requires safetensors and pydantic
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'fedtailor' has no attribute '{name}'")
 
-    return resume(path, method=method, model=model, fed=fed, on_round_end=on_round_end)
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__doc__", "__file__", "__name__", "__path__", "__version__"])

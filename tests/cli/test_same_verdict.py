@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.cli.run import show
+from fedtailor.cli.show import show
 from fedtailor.experiments.sweep import SWEEP_FILE, open_sweep_folder, parse_sweep
 from fedtailor.reporting.dashboard.views import comparison
 from fedtailor.reporting.report import report

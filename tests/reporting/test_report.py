@@ -16,7 +16,7 @@ import pytest
 import fedtailor as ft
 from conftest import error_message
 from fedtailor.analysis.run_summary import compare_runs
-from fedtailor.cli.run import method_settings
+from fedtailor.cli.compare import method_settings
 from fedtailor.experiments.experiment import make_experiment
 from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.experiments.sweep import open_sweep_folder, parse_sweep

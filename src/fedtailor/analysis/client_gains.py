@@ -59,7 +59,7 @@ def gains_over_local(group: Comparison) -> dict[str, dict[Client, ClientGain]]:
 def gain_sentences(group: Comparison) -> list[str]:
     """Return how many clients gain over local training, and how many lose, with the best federated method; nothing if
     no client has scores with both."""
-    others = gains_over_local(group)
+    others = {label: found for label, found in gains_over_local(group).items() if label not in group.references}
     if not others:
         return []
     best, found = next(iter(others.items()))

@@ -183,7 +183,7 @@ def method_in_text(label: str) -> str:
     >>> method_in_text("Local training"), method_in_text("Self-FL")
     ('local training', 'Self-FL')
     """
-    return f"l{label[1:]}" if label.startswith("Local training") else label
+    return f"{label[0].lower()}{label[1:]}" if label.startswith(("Local training", "Centralized training")) else label
 
 
 def join_names(labels: Sequence[str], limit: int = 6) -> str:

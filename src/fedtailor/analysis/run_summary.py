@@ -152,6 +152,20 @@ class Comparison:
         local = [label for label, method in settings.items() if method["name"] == "local"]
         return min(local, key=lambda label: bool(settings[label].get("sampled")), default=None)
 
+    @cached_property
+    def references(self) -> list[str]:
+        """Labels that are shown but not ranked: centralized training, which needs all data in one place, and local
+        training in sampled rounds if local training in every round is the baseline."""
+        names = {label: runs[0].run.experiment["method"]["name"] for label, runs in self.methods.items()}
+        return [
+            label
+            for label, name in names.items()
+            if name == "centralized" or (name == "local" and label != self.baseline and self._is_sampled(label))
+        ]
+
+    def _is_sampled(self, label: str) -> bool:
+        return bool(self.methods[label][0].run.experiment["method"].get("sampled"))
+
     @property
     def summaries(self) -> list[RunSummary]:
         return [summary for summaries in self.methods.values() for summary in summaries]
@@ -195,7 +209,8 @@ class Comparison:
     @cached_property
     def ranking(self) -> Ranking | None:
         """The best method and its differences to the others; None if no method has a score."""
-        scores = {label: score for label in self.methods if (score := self.score(label)) is not None}
+        ranked = [label for label in self.methods if label not in self.references]
+        scores = {label: score for label in ranked if (score := self.score(label)) is not None}
         if not scores:
             return None
         best, *others = scores
@@ -274,9 +289,12 @@ def _compare(runs: Sequence[Run], differs_in: str) -> Comparison:
 
 
 def rank_methods(group: Comparison) -> Comparison:
-    """Return the comparison with the best method first; methods that diverged or were not evaluated are last."""
-    scores = {label: group.scores(label) for label in group.methods}
-    return replace(group, methods={label: group.methods[label] for label in rank(scores, group.sign > 0)})
+    """Return the comparison with the best method first, then methods that diverged or were not evaluated, and the
+    references last. On a tie, the baseline comes first, so that the order of the runs does not matter."""
+    labels = sorted(group.methods, key=lambda label: (label != group.baseline, label))
+    order = rank({label: group.scores(label) for label in labels}, group.sign > 0)
+    order.sort(key=lambda label: label in group.references)
+    return replace(group, methods={label: group.methods[label] for label in order})
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

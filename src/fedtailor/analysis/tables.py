@@ -9,12 +9,15 @@ from rich.table import Table
 
 from fedtailor.analysis.client_gains import gains_over_local, has_known_uncertainty
 from fedtailor.analysis.comparison import SAME_START
-from fedtailor.analysis.formatting import ScoreFormat, count_of, percent, shorten
+from fedtailor.analysis.formatting import ScoreFormat, count_of, join_names, percent, shorten
+from fedtailor.analysis.rows import other_metric_names, over_seeds
 from fedtailor.analysis.run_summary import Comparison
+from fedtailor.analysis.target_costs import target_cost
 from fedtailor.analysis.verdict import seeds_share_start
-from fedtailor.runs.run import MOMENTS, Run
+from fedtailor.runs.run import Run
 
 _CHOICE_HEADINGS = {"last": "last", "best_validation": "best on\nvalidation", "best_test": "best on\ntest"}
+_MOMENT_COLUMNS = ("trained", "received")  # after the method in a comparison
 _STATISTICS = {
     "weighted": "all samples",
     "mean": "mean of clients",
@@ -32,7 +35,7 @@ def run_table(run: Run) -> Table:
     table.add_row("round", *(str(summary["round"]) for summary in chosen.values()))
     for statistic, label in _STATISTICS.items():
         table.add_row(label, *(_value(run.info["score"], summary[statistic]) for summary in chosen.values()))
-    for name in (others := _other_metric_names([run])):
+    for name in (others := other_metric_names([run])):
         shown = (_value(name, summary["metrics"][name]["weighted"]) for summary in chosen.values())
         table.add_row(ScoreFormat(name).name, *shown)
     up, down = (run.total(name) / 1e6 for name in ("bytes_up", "bytes_down"))
@@ -54,16 +57,18 @@ def comparison_table(group: Comparison) -> Table:
     first, gains = group.first, gains_over_local(group)
     seeds = max(len(summaries) for summaries in group.methods.values())
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    columns = ["method", "trained", "received", "worst 10 %", "> local", "MB up", "MB down", "s"]
+    columns = ["method", *_MOMENT_COLUMNS, "worst 10 %", "> local", "MB up", "MB down", "s"]
     table = new_table(f"{_describe(first)}; {_score_format(first).in_words}; {over}", columns, left=1)
     for label, summaries in group.methods.items():
+        if label in group.references[:1]:
+            table.add_section()
         runs = [summary.run for summary in summaries]
         ranked_by = group.ranked_by(label)
         shown = [
-            spread(first.info["score"], _over_seeds(runs, moment, "weighted")) + ("*" if moment == ranked_by else " ")
-            for moment in ("trained", "received")
+            spread(first.info["score"], over_seeds(runs, moment, "weighted")) + ("*" if moment == ranked_by else " ")
+            for moment in _MOMENT_COLUMNS
         ]
-        shown.append(spread(first.info["score"], _over_seeds(runs, ranked_by, "worst_tenth")))
+        shown.append(spread(first.info["score"], over_seeds(runs, ranked_by, "worst_tenth")))
         up, down, seconds = (mean(run.total(key) for run in runs) for key in ("bytes_up", "bytes_down", "seconds"))
         gain = [one.direction > 0 for one in gains.get(label, {}).values()]
         better = percent(mean(gain)) if gain else ""
@@ -75,7 +80,39 @@ def comparison_table(group: Comparison) -> Table:
         f"> local: clients that score better than with local training{beyond}. s: seconds of training; methods differ "
         f"in their number of steps.{_untested(first)}"
     )
+    if group.references:
+        table.caption += f" Not ranked, as references: {join_names(group.references)}."
     table.caption += f" {SAME_START}" if seeds_share_start(group) else ""
+    return table
+
+
+def best_cells(group: Comparison) -> set[tuple[int, int]]:
+    """Return (row, column) in `comparison_table` of the best score and of those not significantly worse than it."""
+    ranking = group.ranking
+    if ranking is None:
+        return set()
+    similar = {found.other for found in ranking.differences if found.p is not None and found.direction <= 0}
+    labels = {ranking.best, *similar}
+    columns = {label: 1 + _MOMENT_COLUMNS.index(group.ranked_by(label)) for label in labels}
+    return {(row, columns[label]) for row, label in enumerate(group.methods) if label in labels}
+
+
+def target_table(group: Comparison, target: float) -> Table:
+    """Return the table of what each method needs to reach a target score."""
+    fmt = _score_format(group.first)
+    columns = ["method", "rounds", "MB", "s", "seeds"]
+    table = new_table(f"To reach {fmt.name} {fmt.text(target)}", columns, left=1)
+    for label in group.methods:
+        cost = target_cost(group, label, target)
+        seeds = f"{cost.seeds_reaching} of {cost.seeds}"
+        if cost.rounds is None or cost.bytes is None or cost.seconds is None:
+            table.add_row(label, "never", "–", "–", seeds)
+        else:
+            table.add_row(label, f"{cost.rounds:.1f}", f"{cost.bytes / 1e6:.1f}", f"{cost.seconds:.1f}", seeds)
+    table.caption = (
+        "First evaluated round whose score, at the moment that ranks the method, reaches the target. MB: up and down. "
+        "Means over the seeds that reach it, so methods with fewer such seeds look better than they are."
+    )
     return table
 
 
@@ -83,13 +120,13 @@ def other_metrics(group: Comparison) -> Table:
     """Return the table of what `comparison_table` omits: the 10 % of clients with the most samples, and other
     metrics."""
     every = [summary.run for summary in group.summaries]
-    names = _other_metric_names(every)
+    names = other_metric_names(every)
     table = new_table("", ["method", "largest 10 %", *(ScoreFormat(name).name for name in names)], left=1)
     for label, summaries in group.methods.items():
         runs = [summary.run for summary in summaries]
         moment = group.ranked_by(label)
-        shown = [spread(group.first.info["score"], _over_seeds(runs, moment, "largest_tenth"))]
-        shown += [spread(metric, _over_seeds(runs, moment, "weighted", metric)) for metric in names]
+        shown = [spread(group.first.info["score"], over_seeds(runs, moment, "largest_tenth"))]
+        shown += [spread(metric, over_seeds(runs, moment, "weighted", metric)) for metric in names]
         table.add_row(label, *shown)
     table.caption = (
         "Last round, at the moment that ranks the method. largest 10 %: clients with the most training samples."
@@ -123,12 +160,6 @@ def _score_format(run: Run) -> ScoreFormat:
     return ScoreFormat(run.info["score"])
 
 
-def _other_metric_names(runs: Sequence[Run]) -> list[str]:
-    """Return the metrics besides the score, the loss last."""
-    found = [summary["metrics"] for run in runs for moment in MOMENTS if (summary := run.summarize(moment))]
-    return sorted({name: None for metrics in found for name in metrics}, key=lambda name: name == "loss")
-
-
 def _metric_notes(others: Sequence[str], runs: Sequence[Run]) -> str:
     """Return how the other metrics are averaged, and for how many clients a metric is undefined."""
     names = ", ".join(ScoreFormat(name).name for name in others)
@@ -142,13 +173,6 @@ def _metric_notes(others: Sequence[str], runs: Sequence[Run]) -> str:
             many = f"{min(missing)} to {max(missing)} clients" if len(missing) > 1 else f"{max(missing)} clients"
             notes += f" {ScoreFormat(name).name} is undefined for {'1 client' if missing == {1} else many}."
     return notes
-
-
-def _over_seeds(group: Sequence[Run], moment: str, statistic: str, metric: str | None = None) -> list[float]:
-    """Return a statistic of the last round, of the score or another metric, with one value per seed."""
-    last = [summary for run in group if (summary := run.summarize(moment))]
-    found = [summary if metric is None else summary["metrics"].get(metric, {}) for summary in last]
-    return [values[statistic] for values in found if values.get(statistic) is not None]
 
 
 def spread(metric: str, values: Sequence[float]) -> str:

@@ -1,5 +1,7 @@
 """State in sentences which method scores best, and what limits this conclusion."""
 
+from statistics import fmean
+
 from fedtailor.analysis.comparison import (
     DEPENDENT_SEEDS,
     MORE_SEEDS,
@@ -25,7 +27,22 @@ def verdict_sentences(group: Comparison) -> list[str]:
     scores = f"Scores are {name} over {_coverage(group)} after the last round{_averaging(group)}, {moments(group)}."
     shown = [f for place, f in enumerate(ranking.differences) if place == 0 or f.other == group.baseline]
     pairs = [pair_sentence(ranking, found) for found in shown]
-    return [headline(ranking), scores, *pairs, *other_methods(ranking), *_seed_notes(group), *_caveats(group)]
+    more = [*other_methods(ranking), *_reference_sentences(group), *_seed_notes(group), *_caveats(group)]
+    return [headline(ranking), scores, *pairs, *more]
+
+
+def _reference_sentences(group: Comparison) -> list[str]:
+    """Return how far each reference, which is not ranked, is from the best method."""
+    ranking, found = group.ranking, []
+    for label in group.references if ranking is not None else ():
+        pairs = [pair for pair, _ in group.paired_scores(ranking.best, label)]
+        score = group.score(label)
+        if score is not None and pairs:
+            gap = fmean(group.sign * (theirs - ours) for ours, theirs in pairs)
+            best = method_in_text(ranking.best)
+            than = f"{group.fmt.gap(gap)} {ranking.comparative(gap > 0)} than {best}" if gap else f"the same as {best}"
+            found.append(f"As a reference, {method_in_text(label)} scores {group.fmt.text(score)}, {than}.")
+    return found
 
 
 def moments(group: Comparison) -> str:

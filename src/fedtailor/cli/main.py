@@ -7,11 +7,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from fedtailor.cli.compare import compare
 from fedtailor.cli.console import err
 from fedtailor.cli.export import export, predict
 from fedtailor.cli.listing import ANY_FLAG, data, flags_help, list_
 from fedtailor.cli.reporting import live, report, track
-from fedtailor.cli.run import compare, resume, run, show
+from fedtailor.cli.run import resume, run
+from fedtailor.cli.show import show
 from fedtailor.cli.sweep import sweep
 from fedtailor.data.datasets import Data
 from fedtailor.errors import ConfigError, FedTailorError

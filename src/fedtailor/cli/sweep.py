@@ -1,4 +1,4 @@
-"""The command sweep, and the table that `show` prints for a sweep."""
+"""The command sweep."""
 
 from collections.abc import Callable
 from functools import cache
@@ -10,18 +10,18 @@ import typer
 from fedtailor.cli.console import (
     collect_failures,
     err,
-    out,
     print_failures,
     print_line,
     print_on_interrupt,
     progress_bars,
     run_with_progress,
 )
+from fedtailor.cli.show import show_sweep
 from fedtailor.data.datasets import Data
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError
-from fedtailor.experiments.sweep import Plan, Sweep, check_can_resume, open_sweep_folder, parse_sweep
-from fedtailor.experiments.tuning import Outcome, compare_settings, make_outcome, sweep_table, sweep_verdict
+from fedtailor.experiments.sweep import Sweep, check_can_resume, open_sweep_folder, parse_sweep
+from fedtailor.experiments.tuning import Outcome, make_outcome
 from fedtailor.runs.reader import check_same_experiment, is_finished, is_run_folder
 
 _Loaders = dict[tuple[Data, int | None], Callable[[], Federation]]  # (data settings, seed) -> loader
@@ -71,13 +71,6 @@ def sweep(ctx: typer.Context) -> None:
     print_failures(failures)
     if failures:
         raise typer.Exit(1)
-
-
-def show_sweep(plan: Plan, outcomes: list[Outcome]) -> None:
-    """Print a sweep's table and summary."""
-    found = compare_settings(plan.axes, outcomes, plan.moment)
-    out.print(sweep_table(found))
-    out.print(sweep_verdict(found), markup=False, highlight=False)
 
 
 def _find_invalid_settings(folder: Path, requested: Sweep, loaders: _Loaders, failures: dict[str, str]) -> set[str]:

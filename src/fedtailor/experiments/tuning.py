@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isfinite, nan
 from statistics import mean
+from typing import Any
 
 from rich.table import Table
 
@@ -20,6 +21,7 @@ from fedtailor.analysis.comparison import (
     rank,
 )
 from fedtailor.analysis.formatting import ScoreFormat, count_of, format_value, join_names, setting_labels
+from fedtailor.analysis.rows import mean_and_std
 from fedtailor.analysis.statistics import MIN_SEEDS
 from fedtailor.analysis.tables import new_table, spread
 from fedtailor.experiments.grid import REPEATS, Values, short_names, value_label
@@ -258,6 +260,20 @@ def sweep_table(found: Sequence[SweepComparison]) -> Table:
     table.caption += "trained: after local training, before averaging; received: after averaging."
     table.caption += f" {hidden} more settings are not shown." if hidden else ""
     return table
+
+
+def sweep_rows(found: Sequence[SweepComparison]) -> list[dict[str, Any]]:
+    """Return one row per setting: its values, and the means and standard deviations of its scores over seeds."""
+    rows = []
+    for comparison in found:
+        for one in comparison.settings:
+            row: dict[str, Any] = dict(one.values) | {"seeds": len(one.scores)}
+            if comparison.validated:
+                row |= mean_and_std("validation", list(one.scores.values()))
+            for moment in ("trained", "received"):
+                row |= mean_and_std(moment, one.test[moment])
+            rows.append(row)
+    return rows
 
 
 def sweep_verdict(found: Sequence[SweepComparison]) -> str:

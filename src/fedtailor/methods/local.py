@@ -25,7 +25,7 @@ class Local(LocalTraining):
 
     @property
     def display_name(self) -> str:
-        return f"{self.title} (sampled rounds)" if self.sampled else self.title
+        return f"{self.title} (sampled)" if self.sampled else self.title
 
     @property
     def trains_every_round(self) -> bool:

@@ -34,8 +34,8 @@ def report(runs: Sequence[Run], unfinished: Sequence[Path] = ()) -> str:
     return render_page(build_page(runs, unfinished))
 
 
-def write_report(paths: Sequence[Path], out: Path) -> str:
-    """Write the report on the runs in these folders and return its main finding.
+def write_report(runs: Sequence[Run | Path], out: Path) -> str:
+    """Write the report on these runs, or on the runs in these folders, and return its main finding.
 
     The finding is one sentence; for a sweep, it includes all caveats. An existing report is replaced; any other
     existing file is kept and raises `RunError`.
@@ -44,7 +44,9 @@ def write_report(paths: Sequence[Path], out: Path) -> str:
         raise ConfigError(f"The report is an HTML page, so its file must end in .html, got '{out}'.")
     if out.is_dir() or (out.exists() and GENERATOR_TAG.encode() not in out.read_bytes()[:4000]):
         raise RunError(f"'{out}' exists and is not a FedTailor report. Choose another file.")
-    page = build_page(*load_runs(paths))
+    given = [run for run in runs if isinstance(run, Run)]
+    loaded, unfinished = load_runs([path for path in runs if isinstance(path, Path)])
+    page = build_page([*given, *loaded], unfinished)
     with write_errors(f"The report cannot be written to '{out}'"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, render_page(page).encode())

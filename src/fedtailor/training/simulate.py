@@ -18,7 +18,7 @@ from fedtailor.core.method import Method
 from fedtailor.core.model import Model, ModelLike, as_model
 from fedtailor.core.trees import Params
 from fedtailor.data.federation import Federation
-from fedtailor.errors import ConfigError, DataError
+from fedtailor.errors import ConfigError, DataError, unknown_name
 from fedtailor.runs.records import Record, Records
 from fedtailor.runs.run import FORMAT, Run
 from fedtailor.runs.toml import to_toml
@@ -92,27 +92,48 @@ def simulate(
     >>> len(ft.simulate(ft.methods.FedAvg(), ft.network("logistic", fed), fed, rounds=2).records)
     2
     """
-    config = TrainingConfig(
-        rounds=_as_int(rounds),
-        batch_size=_as_int(batch_size),
+    config = make_config(
+        rounds=rounds,
+        batch_size=batch_size,
         participation=participation,
         engine=engine,
-        chunk_size=_as_int(chunk_size),
-        device=str(device),
-        dtype=str(dtype).removeprefix("torch."),  # type: ignore[arg-type]  # TrainingConfig checks it
-        seed=_as_int(seed),
-        schedule=None if schedule is None else [_client_list(clients) for clients in schedule],
+        chunk_size=chunk_size,
+        device=device,
+        dtype=dtype,
+        seed=seed,
+        schedule=schedule,
         validation=validation,
-        evaluate_every=_as_int(evaluate_every),
-        evaluate=_as_int(evaluate),
-        checkpoint_every=_as_int(checkpoint_every),
+        evaluate_every=evaluate_every,
+        evaluate=evaluate,
+        checkpoint_every=checkpoint_every,
         max_failures=max_failures,
-        unreliable=unreliable or Unreliable(),
-        channel=channel or Channel(),
+        unreliable=unreliable,
+        channel=channel,
     )
     return train(
         config, method, as_model(model), fed, on_round_end, None if folder is None else Path(folder), initial_weights
     )
+
+
+def make_config(**settings: Any) -> TrainingConfig:
+    """Return the settings of a run from arguments of `simulate`, such as NumPy integers and torch's dtypes.
+
+    >>> make_config(rounds=3, dtype=torch.float64).dtype
+    'float64'
+    """
+    known = {f.name for f in fields(TrainingConfig)}
+    for name in settings:
+        if name not in known:
+            raise unknown_name("setting of a run", name, known)
+    plain = {name: _as_int(value) for name, value in settings.items()}
+    if "dtype" in plain:
+        plain["dtype"] = str(plain["dtype"]).removeprefix("torch.")
+    if "device" in plain:
+        plain["device"] = str(plain["device"])
+    if plain.get("schedule") is not None:
+        plain["schedule"] = [_client_list(clients) for clients in plain["schedule"]]
+    parts = {"unreliable": Unreliable(), "channel": Channel()}
+    return TrainingConfig(**plain | {name: plain.get(name) or part for name, part in parts.items()})
 
 
 def train(

@@ -1,0 +1,133 @@
+"""`ComparisonResult`: what `ft.compare` returns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from fedtailor.analysis.client_gains import gain_sentences
+from fedtailor.analysis.data_frames import to_data_frame
+from fedtailor.analysis.rows import client_rows, method_rows, seed_rows
+from fedtailor.analysis.run_summary import Comparison, compare_runs
+from fedtailor.analysis.table_formats import to_csv, to_html, to_json, to_latex, to_markdown, to_text
+from fedtailor.analysis.tables import best_cells, comparison_table, other_metrics, target_table
+from fedtailor.analysis.verdict import verdict_sentences
+from fedtailor.errors import unknown_name
+from fedtailor.runs.files import write_atomic, write_errors
+from fedtailor.runs.run import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ROWS = {"method": method_rows, "seed": seed_rows, "client": client_rows}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ComparisonResult:
+    """Runs of several methods on the same data, and what they say: tables, a verdict, figures, and a report.
+
+    `ft.compare` returns it; `ft.ComparisonResult([run, other])` makes one from runs that differ only in method and
+    seed. With a `target` score, tables and rows include what each method needs to reach it.
+
+    >>> import fedtailor as ft
+    >>> result = ft.compare(["fedavg"], "logistic", ft.load("digits", clients=4), rounds=2)
+    >>> result.to_csv().splitlines()[0][:27]
+    'method,is_reference,ranked_'
+    """
+
+    runs: Sequence[Run]
+    failures: Mapping[str, str] = field(default_factory=dict)  # run -> error message
+    target: float | None = None
+    folder: Path | None = None  # with one folder per run
+
+    @cached_property
+    def group(self) -> Comparison:
+        """The runs by method, the best method first."""
+        return compare_runs(self.runs)
+
+    def tables(self) -> list[Table]:
+        """Return the tables for a rich console: the scores, the other metrics, and the costs of reaching the target."""
+        targets = [] if self.target is None else [target_table(self.group, self.target)]
+        return [comparison_table(self.group), other_metrics(self.group), *targets]
+
+    def table(self, width: int = 100) -> str:
+        """Return the tables as text, to print."""
+        failed = [f"{name} failed: {why}" for name, why in self.failures.items()]
+        return "\n\n".join([*(to_text(table, width) for table in self.tables()), *failed])
+
+    def verdict(self) -> str:
+        """Return in words which method is best, whether that is more than chance, and which clients gain."""
+        return " ".join([*verdict_sentences(self.group), *gain_sentences(self.group)])
+
+    def rows(self, per: str = "method") -> list[dict[str, Any]]:
+        """Return plain rows per "method", per "seed" (and method), or per "client" (and method and seed).
+
+        Scores are fractions, sizes are bytes, and times are seconds.
+        """
+        if per not in _ROWS:
+            raise unknown_name("kind of rows", per, _ROWS)
+        return method_rows(self.group, self.target) if per == "method" else _ROWS[per](self.group)
+
+    def to_pandas(self, per: str = "method") -> "pd.DataFrame":
+        """Return the `rows` as a pandas DataFrame."""
+        return to_data_frame(self.rows(per))
+
+    def to_csv(self, path: str | Path | None = None, per: str = "method") -> str:
+        """Return the `rows` as CSV, and write them to a file if a path is given."""
+        return _write(to_csv(self.rows(per)), path)
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return the rows per method and the verdict as JSON, and write them to a file if a path is given."""
+        return _write(to_json(self.rows(), verdict=self.verdict(), failures=dict(self.failures)), path)
+
+    def to_latex(self, path: str | Path | None = None) -> str:
+        """Return the tables in LaTeX, and write them to a file if a path is given.
+
+        The best score, and scores that are not significantly worse, are bold.
+        """
+        return _write("\n\n".join(to_latex(table, bold) for table, bold in self._marked_tables()), path)
+
+    def to_markdown(self, path: str | Path | None = None) -> str:
+        """Return the tables and the verdict in Markdown, and write them to a file if a path is given."""
+        tables = [to_markdown(table, bold) for table, bold in self._marked_tables()]
+        return _write("\n\n".join([*tables, self.verdict()]), path)
+
+    def plot(self, figure: str = "curves") -> Any:
+        """Return a figure of the report as a plotly figure, which notebooks display, such as "curves" or "ranking"."""
+        from fedtailor.reporting.plotting import plot_comparison
+
+        return plot_comparison(self.group, figure)
+
+    def report(self, path: str | Path) -> str:
+        """Write the HTML report and return its main finding."""
+        from fedtailor.reporting.report import write_report
+
+        return write_report(self.runs, Path(path))
+
+    def _marked_tables(self) -> list[tuple[Table, set[tuple[int, int]]]]:
+        first, *others = self.tables()
+        note = " Bold: the best score, and scores that are not significantly worse."
+        first.caption = f"{first.caption}{note}"
+        return [(first, best_cells(self.group)), *((table, set()) for table in others)]
+
+    def __repr__(self) -> str:
+        methods, seeds = len(self.group.methods), len(self.group.seeds)
+        best = f", best: {self.group.ranking.best}" if self.group.ranking is not None else ""
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return f"ComparisonResult({methods} methods, {seeds} seeds{best}{failed})"
+
+    def _repr_html_(self) -> str:
+        failed = "".join(f"<p>{escape(name)} failed: {escape(why)}</p>" for name, why in self.failures.items())
+        return "".join(map(to_html, self.tables())) + f"<p>{escape(self.verdict())}</p>{failed}"
+
+
+def _write(text: str, path: str | Path | None) -> str:
+    """Return the text; write it to a file if a path is given."""
+    if path is not None:
+        with write_errors(f"'{path}' cannot be written"):
+            write_atomic(Path(path), f"{text.rstrip()}\n".encode())
+    return text

@@ -1,0 +1,108 @@
+"""Results as plain rows, for CSV, JSON, and pandas: scores are fractions, sizes bytes, and times seconds."""
+
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from fedtailor.analysis.client_gains import gains_over_local
+from fedtailor.analysis.run_summary import Comparison
+from fedtailor.analysis.target_costs import target_cost
+from fedtailor.runs.run import CHOICES, MOMENTS, Run
+
+Row = dict[str, Any]
+_STATISTICS = ("worst_tenth", "largest_tenth")
+
+
+def method_rows(group: Comparison, target: float | None = None) -> list[Row]:
+    """Return one row per method, the best first: means over seeds after the last round.
+
+    `score` is the one that ranks the method; `p_value` and `lead_of_best` compare it with the best method.
+    """
+    gains, ranking = gains_over_local(group), group.ranking
+    tests = {found.other: found for found in ranking.differences} if ranking is not None else {}
+    rows = []
+    for label, summaries in group.methods.items():
+        runs, moment = [summary.run for summary in summaries], group.ranked_by(label)
+        row: Row = {"method": label, "is_reference": label in group.references, "ranked_by": moment}
+        row["seeds"] = len(runs)
+        row |= mean_and_std("score", group.scores(label))
+        for name in ("trained", "received"):
+            row |= mean_and_std(name, over_seeds(runs, name, "weighted"))
+        for statistic in _STATISTICS:
+            row |= mean_and_std(statistic, over_seeds(runs, moment, statistic))
+        for metric in other_metric_names(runs):
+            row |= mean_and_std(metric, over_seeds(runs, moment, "weighted", metric))
+        gain = [one.direction for one in gains.get(label, {}).values()]
+        row["better_than_local"] = sum(sign > 0 for sign in gain) / len(gain) if gain else None
+        row["worse_than_local"] = sum(sign < 0 for sign in gain) / len(gain) if gain else None
+        row["lead_of_best"] = tests[label].test.mean if label in tests and tests[label].test.seeds else None
+        row["p_value"] = tests[label].p if label in tests else None
+        row |= {key: mean(run.total(key) for run in runs) for key in ("bytes_up", "bytes_down", "seconds")}
+        if target is not None:
+            cost = target_cost(group, label, target)
+            row |= {"target": target, "seeds_reaching_target": cost.seeds_reaching, "rounds_to_target": cost.rounds}
+            row |= {"bytes_to_target": cost.bytes, "seconds_to_target": cost.seconds}
+        rows.append(row)
+    return rows
+
+
+def seed_rows(group: Comparison) -> list[Row]:
+    """Return one row per method and seed."""
+    rows = []
+    for label, summaries in group.methods.items():
+        for summary in summaries:
+            row: Row = {"method": label, "seed": summary.seed, "ranked_by": summary.ranked_by}
+            row |= {"score": summary.score(), **{moment: summary.score(moment) for moment in ("trained", "received")}}
+            last = summary.run.summarize(summary.ranked_by) or {}
+            row |= {statistic: last.get(statistic) for statistic in _STATISTICS}
+            row |= {name: values["weighted"] for name, values in last.get("metrics", {}).items()}
+            row |= {key: summary.run.total(key) for key in ("bytes_up", "bytes_down", "seconds")}
+            rows.append(row | {"rounds": len(summary.run.records)})
+    return rows
+
+
+def client_rows(group: Comparison) -> list[Row]:
+    """Return one row per method, seed, and client with test samples."""
+    rows = []
+    for label, summaries in group.methods.items():
+        for summary in summaries:
+            clients = summary.run.info["clients"]
+            for client in sorted({client for values in summary.last.values() for client in values}):
+                row: Row = {"method": label, "seed": summary.seed, "client": client, "name": clients[client]["name"]}
+                row |= {f"{kind}_samples": clients[client][kind] for kind in ("train", "test")}
+                row |= {"score": summary.ranked_scores.get(client)}
+                rows.append(row | {moment: summary.last[moment].get(client) for moment in ("trained", "received")})
+    return rows
+
+
+def run_rows(run: Run) -> list[Row]:
+    """Return one row per moment and choice of a round, for one run."""
+    rows = []
+    for moment in MOMENTS:
+        for choice in CHOICES:
+            if (summary := run.summarize(moment, choice)) is not None:
+                metrics = {name: values["weighted"] for name, values in summary.pop("metrics").items()}
+                rows.append({"moment": moment, "choice": choice, **summary, **metrics})
+    return rows
+
+
+def over_seeds(runs: Sequence[Run], moment: str, statistic: str, metric: str | None = None) -> list[float]:
+    """Return a statistic of the last round, of the score or another metric, with one value per seed."""
+    last = [summary for run in runs if (summary := run.summarize(moment))]
+    found = [summary if metric is None else summary["metrics"].get(metric, {}) for summary in last]
+    return [values[statistic] for values in found if values.get(statistic) is not None]
+
+
+def other_metric_names(runs: Sequence[Run]) -> list[str]:
+    """Return the metrics besides the score, the loss last."""
+    found = [summary["metrics"] for run in runs for moment in MOMENTS if (summary := run.summarize(moment))]
+    return sorted({name: None for metrics in found for name in metrics}, key=lambda name: name == "loss")
+
+
+def mean_and_std(name: str, values: Sequence[float]) -> Row:
+    """Return the mean of values under a name, and their standard deviation if there are several.
+
+    >>> mean_and_std("score", [1.0, 3.0])
+    {'score': 2.0, 'score_std': 1.4142135623730951}
+    """
+    return {name: mean(values) if values else None, f"{name}_std": stdev(values) if len(values) > 1 else None}

@@ -1,0 +1,82 @@
+"""The command compare."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedtailor.cli.console import print_failures, print_line, print_on_interrupt
+from fedtailor.cli.show import print_comparison
+from fedtailor.errors import ConfigError, unknown_name
+from fedtailor.experiments.compare import compare as compare_methods
+from fedtailor.experiments.experiment import make_experiment
+from fedtailor.experiments.overrides import Overrides, parse_overrides
+from fedtailor.experiments.parsing import field_help
+from fedtailor.methods import METHODS
+from fedtailor.runs.writer import unused_folder
+from fedtailor.training.config import TrainingConfig
+
+_SWITCHES = {"--all", "--centralized", "--sampled-local"}
+
+
+def compare(ctx: typer.Context) -> None:
+    """Compare methods with each other and with local training.
+
+    Example: fedtailor compare fedavg fedper --seeds 0,1,2 --out FOLDER
+    --method.FIELD sets a field of all methods that have it.
+    --NAME.FIELD sets a field of one method.
+    --all compares all methods.
+    --centralized adds training on the pooled data of all clients.
+    --sampled-local adds local training in the rounds of the other methods only.
+    --target 0.9 shows the rounds, bytes, and seconds to reach a score.
+    --out is the folder for the runs. The same command with --out continues an
+    interrupted comparison. If a run fails, the others continue.
+    """
+    given = _SWITCHES.intersection(ctx.args)
+    flags = parse_overrides([word for word in ctx.args if word not in _SWITCHES])
+    out_folder, target = flags.pop("out", ""), flags.settings.pop("target", None)
+    seeds = flags.pop_list("seeds", int, [0])
+    if "seed" in flags.settings:
+        raise ConfigError("compare takes --seeds instead of --seed, such as --seeds 0,1,2.")
+    if "--all" in given and flags.positional:
+        raise ConfigError("compare takes either method names or --all, not both.")
+    if target is not None and not isinstance(target, (int, float)):
+        raise ConfigError(f"--target must be a score such as 0.9, got {target!r}.")
+    federated = [name for name in METHODS if name != "centralized"]
+    names = ["local", *(federated if "--all" in given else flags.positional)]
+    names = list(dict.fromkeys([*names, *(["centralized"] if "--centralized" in given else [])]))
+    experiments = [make_experiment(method_settings(name, names, flags)) for name in names]
+    local = experiments[0]
+    folder = Path(out_folder or unused_folder(Path("runs"), f"compare-{local.data.name}"))
+    config = {f.name: getattr(local, f.name) for f in fields(TrainingConfig) if f.name != "seed"}
+    with print_on_interrupt(f"To continue the comparison, run the same command with --out {folder}"):
+        result = compare_methods(
+            [experiment.method for experiment in experiments], lambda fed: local.model(fed),
+            lambda seed: replace(local, seed=seed).load(), seeds=seeds, sampled_local="--sampled-local" in given,
+            target=target, folder=folder, progress=True, skip_invalid="--all" in given, **config,
+        )  # fmt: skip
+    print_comparison(result, brief="--all" in given)
+    print_line(f"Runs saved in {folder}")
+    print_failures(result.failures)
+    if result.failures:
+        raise typer.Exit(1)
+
+
+def method_settings(name: str, names: list[str], flags: Overrides) -> dict[str, Any]:
+    """Return the settings of one of several methods: the common ones, and the ones set for this method only."""
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    settings = flags.apply_to({})
+    specific = {other: settings.pop(other, {}) for other in names}[name]
+    common = settings.pop("method", {})
+    if not isinstance(specific, dict):
+        raise ConfigError(f"--{name} takes no value. Set one of its fields, such as --{name}.lr 0.1.")
+    if not isinstance(common, dict):
+        raise ConfigError("compare takes method names without a flag, such as fedtailor compare fedavg fedper.")
+    known = {field for other in names if other in METHODS for field in field_help(METHODS[other])}
+    for setting in common:
+        if setting not in known:
+            raise unknown_name("field of these methods", setting, known)
+    shared = {key: value for key, value in common.items() if key in field_help(METHODS[name])}
+    return settings | {"method": {"name": name} | shared | specific}

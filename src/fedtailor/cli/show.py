@@ -1,0 +1,75 @@
+"""The command show: results as tables, and in formats to paste."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedtailor.analysis.comparison_result import ComparisonResult
+from fedtailor.analysis.rows import Row, run_rows
+from fedtailor.analysis.table_formats import to_csv, to_json, to_latex, to_markdown
+from fedtailor.analysis.tables import run_table
+from fedtailor.cli.console import err, out, print_line
+from fedtailor.errors import ConfigError, unknown_name
+from fedtailor.experiments.compare import load_comparison
+from fedtailor.experiments.sweep import Plan, read_plan
+from fedtailor.experiments.tuning import Outcome, compare_settings, make_outcome, sweep_rows, sweep_table, sweep_verdict
+from fedtailor.runs.reader import is_finished, is_run_folder, load_run
+
+_FORMATS = ("table", "latex", "markdown", "csv", "json")
+
+
+def show(
+    folder: Annotated[Path, typer.Argument(help="a run folder, or a folder of runs")],
+    format: Annotated[str, typer.Option(help="table, latex, markdown, csv, or json")] = "table",
+    target: Annotated[float | None, typer.Option(help="a score such as 0.9: show what it takes to reach it")] = None,
+) -> None:
+    """Print the results of a run, a comparison, or a sweep, as a table or in a format to paste."""
+    if format not in _FORMATS:
+        raise unknown_name("format", format, _FORMATS)
+    plan = None if is_run_folder(folder) else read_plan(folder)
+    if target is not None and (plan is not None or is_run_folder(folder)):
+        raise ConfigError("--target applies only to a comparison, a folder of runs.")
+    if is_run_folder(folder):
+        run = load_run(folder)
+        _print(format, run_table(run), run_rows(run))
+        return
+    paths = sorted(path.parent for path in folder.glob("*/experiment.toml"))
+    if plan is not None and any(is_finished(path) for path in paths):
+        planned = [path for path in paths if path.name in plan.runs and is_finished(path)]
+        show_sweep(plan, [make_outcome(load_run(path), plan.runs[path.name]) for path in planned], format)
+    else:
+        print_comparison(load_comparison(folder, target), format)
+    if unfinished := [path.name for path in paths if not is_finished(path)]:
+        err.print(f"Unfinished runs are not shown: {', '.join(unfinished)}.", markup=False, highlight=False)
+
+
+def print_comparison(result: ComparisonResult, format: str = "table", brief: bool = False) -> None:
+    """Print a comparison; a `brief` one without the table of other metrics."""
+    if format != "table":
+        texts = {"latex": result.to_latex, "markdown": result.to_markdown, "csv": result.to_csv, "json": result.to_json}
+        print_line(texts[format]().rstrip())
+        return
+    scores, others, *targets = result.tables()
+    for table in [scores, *([] if brief else [others]), *targets]:
+        out.print(table)
+    out.print(result.verdict(), markup=False, highlight=False)
+
+
+def show_sweep(plan: Plan, outcomes: list[Outcome], format: str = "table") -> None:
+    """Print the results of a sweep."""
+    found = compare_settings(plan.axes, outcomes, plan.moment)
+    _print(format, sweep_table(found), sweep_rows(found), sweep_verdict(found))
+
+
+def _print(format: str, table: Table, rows: list[Row], verdict: str = "") -> None:
+    if format == "table":
+        out.print(table)
+        if verdict:
+            out.print(verdict, markup=False, highlight=False)
+    elif format in ("csv", "json"):
+        more = {"verdict": verdict} if verdict else {}
+        print_line((to_csv(rows) if format == "csv" else to_json(rows, **more)).rstrip())
+    else:
+        print_line(to_latex(table) if format == "latex" else to_markdown(table) + (f"\n\n{verdict}" if verdict else ""))

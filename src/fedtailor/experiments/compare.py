@@ -1,0 +1,234 @@
+"""Compare methods with each other and with local training, over seeds."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedtailor.analysis.comparison_result import ComparisonResult
+from fedtailor.analysis.formatting import format_value, setting_labels
+from fedtailor.core.method import Method
+from fedtailor.core.model import Model, ModelLike, as_model
+from fedtailor.data.datasets import load
+from fedtailor.data.federation import Federation
+from fedtailor.errors import ConfigError, FedTailorError, RunError, reason, unknown_name
+from fedtailor.experiments.resume import resume
+from fedtailor.methods import METHODS, Centralized, Local
+from fedtailor.networks import network
+from fedtailor.progress import OnRoundEnd, ProgressDisplay
+from fedtailor.runs.files import safe_file_name
+from fedtailor.runs.reader import check_same_experiment, is_finished, is_run_folder, load_run
+from fedtailor.runs.run import Run, method_label
+from fedtailor.runs.toml import flatten_settings
+from fedtailor.training.config import TrainingConfig
+from fedtailor.training.simulate import describe_method, describe_run, make_config, train
+from fedtailor.training.simulation import build_simulation
+
+Networks = ModelLike | str | Callable[[Federation], ModelLike]
+Splits = Federation | str | Callable[[int], Federation]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One run of a comparison."""
+
+    name: str  # of its folder
+    label: str  # for people
+    method: Method
+    model: Model
+    fed: Federation
+    config: TrainingConfig
+
+    def describe(self) -> dict[str, Any]:
+        return describe_run(self.config, self.method, self.model, self.fed)
+
+    def run(self, folder: Path | None, on_round_end: OnRoundEnd | None) -> Run:
+        """Train, continue the run in the folder, or load it if it is finished."""
+        path = None if folder is None else folder / self.name
+        if path is None or not is_run_folder(path):
+            return train(self.config, self.method, self.model, self.fed, on_round_end, path)
+        return resume(path, method=self.method, model=self.model, fed=self.fed, on_round_end=on_round_end)
+
+
+def compare(
+    methods: Sequence[Method | str],
+    model: Networks,
+    data: Splits,
+    *,
+    seeds: Sequence[int] = (0,),
+    centralized: bool = False,
+    sampled_local: bool = False,
+    target: float | None = None,
+    folder: str | Path | None = None,
+    progress: bool = False,
+    skip_invalid: bool = False,
+    **settings: Any,
+) -> ComparisonResult:
+    """Train several methods on the same data with several seeds, and compare them with local training.
+
+    Local training is added unless it is among the methods, with the optimizer settings of the first method. If a run
+    fails, the others continue, and `failures` of the result says why.
+
+    Args:
+        methods: Methods, or their names (with default fields).
+        model: A network as in `ft.simulate`, the name of a built-in network, or a function with a parameter `fed`.
+        data: A federation, the same for all seeds; or a function of the seed that returns one, such as
+            `lambda seed: ft.load("digits", clients=20, seed=seed)`; or the name of a built-in data set.
+        seeds: One run per method and seed. A significance test needs at least three.
+        centralized: Add a reference row: one model, trained on the pooled training data of all clients.
+        sampled_local: Add a reference row: local training only in the rounds in which a server selects the client,
+            the same amount of training as in the federated methods.
+        target: A score, such as 0.9; the result then shows the rounds, bytes, and seconds to reach it.
+        folder: A folder for the runs. The same call continues an interrupted comparison.
+        progress: Show progress in the terminal or the notebook.
+        skip_invalid: Leave out methods that do not support this model or data, instead of raising an error.
+        settings: Arguments of `ft.simulate`, such as `rounds` and `participation`.
+
+    >>> import fedtailor as ft
+    >>> result = ft.compare([ft.methods.FedPer(lr=0.05)], "mlp", ft.load("digits", clients=4), rounds=2)
+    >>> sorted(result.group.methods)
+    ['FedPer', 'Local training']
+    """
+    chosen = _with_references(methods, centralized, sampled_local)
+    seeds = list(dict.fromkeys(seeds))
+    if not seeds:
+        raise ConfigError("seeds must have at least one number, such as [0, 1, 2].")
+    if "seed" in settings:
+        raise ConfigError("compare takes seeds=[...] instead of seed.")
+    root = None if folder is None else Path(folder)
+    feds = {seed: _federation(data, seed) for seed in seeds}
+    labels = setting_labels([(m.display_name, flatten_settings(describe_method(m))) for m in chosen])
+    failures: dict[str, str] = {}
+    jobs = list[_Job]()
+    for seed in seeds:
+        net, config = _model(model, feds[seed]), make_config(**settings, seed=seed)
+        jobs += [
+            _Job(f"{name}-seed{seed}", f"{label}, seed {seed}", method, net, feds[seed], config)
+            for (name, method), label in zip(_names(chosen).items(), labels, strict=True)
+        ]
+    invalid = _find_invalid(jobs[: len(chosen)], skip_invalid, failures)
+    jobs = [job for job in jobs if job.method not in invalid]
+    if root is not None:
+        _check_folder(root, jobs)
+    return ComparisonResult(_run_all(jobs, root, progress, failures), failures, target, root)
+
+
+def load_comparison(folder: str | Path, target: float | None = None) -> ComparisonResult:
+    """Load the finished runs of a comparison from its folder.
+
+    >>> load_comparison("nowhere")
+    Traceback (most recent call last):
+    fedtailor.errors.ConfigError: 'nowhere' contains no finished run. Pass a run folder or a folder of runs.
+    """
+    paths = sorted(path.parent for path in Path(folder).glob("*/experiment.toml"))
+    finished = [path for path in paths if is_finished(path)]
+    if not finished:
+        raise ConfigError(f"'{folder}' contains no finished run. Pass a run folder or a folder of runs.")
+    return ComparisonResult([load_run(path) for path in finished], {}, target, Path(folder))
+
+
+def _with_references(methods: Sequence[Method | str], centralized: bool, sampled_local: bool) -> list[Method]:
+    """Return the methods, with local training first and the requested references last."""
+    if isinstance(methods, (str, Method)):
+        raise ConfigError("compare takes a list of methods, such as [ft.methods.FedAvg()].")
+    found = [_method(method) for method in methods]
+    local = next((method for method in found if isinstance(method, Local) and not method.sampled), None)
+    if local is None:
+        local = _with_options(Local, found)
+        found = [local, *found]
+    if sampled_local:
+        found.append(replace(local, sampled=True))
+    if centralized and not any(isinstance(method, Centralized) for method in found):
+        found.append(_with_options(Centralized, [local]))
+    return found
+
+
+def _method(method: Method | str) -> Method:
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise unknown_name("method", method, METHODS)
+        return METHODS[method]()
+    if not isinstance(method, Method):
+        raise ConfigError(f"A method must be an instance such as ft.methods.FedAvg(lr=0.1), or a name, got {method!r}.")
+    return method
+
+
+def _with_options(kind: type[Local] | type[Centralized], methods: Sequence[Method]) -> Any:
+    """Return a reference with the optimizer settings of the first method that has some."""
+    options: dict[str, Any] = next((m.optimizer_options for m in methods if m.optimizer_options), {})
+    known = {f.name for f in fields(kind)}
+    return kind(**{name: value for name, value in options.items() if name in known})
+
+
+def _federation(data: Splits, seed: int) -> Federation:
+    found = load(data, seed=seed) if isinstance(data, str) else data(seed) if callable(data) else data
+    if not isinstance(found, Federation):
+        raise ConfigError("data must be an ft.Federation, a function of the seed that returns one, or a name.")
+    return found
+
+
+def _model(model: Networks, fed: Federation) -> Model:
+    if isinstance(model, str):
+        return network(model, fed)
+    takes_fed = inspect.isfunction(model) and "fed" in inspect.signature(model).parameters
+    return as_model(model(fed) if takes_fed else model)  # type: ignore[operator,call-arg,arg-type]
+
+
+def _names(methods: Sequence[Method]) -> dict[str, Method]:
+    """Return folder name -> method: its key. If several methods have the same key, the names of the later ones contain
+    the fields that differ from the first, so that names stay the same when methods are added."""
+    if twice := next((method for method in methods if methods.count(method) > 1), None):
+        raise ConfigError(f"{twice.display_name} is listed twice with the same fields; list it once.")
+    found, first = dict[str, Method](), dict[str, dict[str, Any]]()
+    for method in methods:
+        settings = describe_method(method)
+        key, values = method_label(settings), flatten_settings(settings)
+        before = first.setdefault(key, values)
+        changed = {name: value for name, value in values.items() if before.get(name) != value}
+        parts = [name if value is True else f"{name}{format_value(value)}" for name, value in changed.items()]
+        text = "-".join([key.replace("(", "-").replace(")", ""), *parts])
+        found[safe_file_name(text)] = method
+    return found
+
+
+def _find_invalid(jobs: Sequence[_Job], skip: bool, failures: dict[str, str]) -> list[Method]:
+    """Check that all settings fit together before any training; return the methods that do not, if they are skipped."""
+    invalid = []
+    for job in jobs:
+        try:
+            job.config.channel.check(job.method)
+            build_simulation(job.config, job.method, job.model, job.fed, [[0]])
+        except FedTailorError as error:
+            if not skip:
+                raise
+            failures[job.name.rpartition("-seed")[0]] = str(error)
+            invalid.append(job.method)
+    return invalid
+
+
+def _check_folder(folder: Path, jobs: Sequence[_Job]) -> None:
+    """Reject a folder that contains anything but these runs; hidden files, as of the live page, are ignored."""
+    names = {job.name for job in jobs}
+    if folder.is_dir() and any(p.name not in names for p in folder.iterdir() if not p.name.startswith(".")):
+        raise ConfigError(f"The folder '{folder}' contains other files. Choose a new folder.")
+    for job in jobs:
+        if is_run_folder(folder / job.name):
+            check_same_experiment(folder / job.name, job.describe())
+
+
+def _run_all(jobs: Sequence[_Job], folder: Path | None, progress: bool, failures: dict[str, str]) -> list[Run]:
+    """Run the jobs one after another; store the message of a run that fails, and continue."""
+    runs, first_error = list[Run](), None
+    with ProgressDisplay(len(jobs)) if progress else nullcontext() as display:
+        for job in jobs:
+            try:
+                with display.run(job.label, job.config.num_rounds) if display else nullcontext() as on_round_end:
+                    runs.append(job.run(folder, on_round_end))
+            except Exception as error:
+                failures[job.name] = f"{reason(error, with_type=not isinstance(error, FedTailorError))}."
+                first_error = first_error or error
+    if not runs:
+        raise RunError(f"No run succeeded: {next(iter(failures.values()))}") from first_error
+    return runs
