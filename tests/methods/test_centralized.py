@@ -1,5 +1,7 @@
 """Centralized training, the reference on pooled data."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -22,7 +24,7 @@ def pool(fed: Federation) -> Federation:
 def test_centralized_equals_training_of_one_client_with_all_data(engine: str, net: nn.Module) -> None:
     """The batches are larger than any single client, and neither participation nor unreliable clients matter."""
     fed = tiny_federation()
-    settings = {"rounds": 3, "batch_size": 12, "dtype": torch.float64, "engine": engine}
+    settings: dict[str, Any] = {"rounds": 3, "batch_size": 12, "dtype": torch.float64, "engine": engine}
     alone = ft.simulate(ft.methods.Local(lr=0.2), net, pool(fed), **settings)
     run = ft.simulate(
         ft.methods.Centralized(lr=0.2), net, fed, participation=0.5, unreliable=ft.Unreliable(dropout=0.5),

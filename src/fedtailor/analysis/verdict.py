@@ -7,6 +7,7 @@ from fedtailor.analysis.comparison import (
     MORE_SEEDS,
     NO_COMMON_SEED,
     SAME_START,
+    Ranking,
     headline,
     other_methods,
     pair_sentence,
@@ -27,14 +28,14 @@ def verdict_sentences(group: Comparison) -> list[str]:
     scores = f"Scores are {name} over {_coverage(group)} after the last round{_averaging(group)}, {moments(group)}."
     shown = [f for place, f in enumerate(ranking.differences) if place == 0 or f.other == group.baseline]
     pairs = [pair_sentence(ranking, found) for found in shown]
-    more = [*other_methods(ranking), *_reference_sentences(group), *_seed_notes(group), *_caveats(group)]
+    more = [*other_methods(ranking), *_reference_sentences(group, ranking), *_seed_notes(group), *_caveats(group)]
     return [headline(ranking), scores, *pairs, *more]
 
 
-def _reference_sentences(group: Comparison) -> list[str]:
+def _reference_sentences(group: Comparison, ranking: Ranking) -> list[str]:
     """Return how far each reference, which is not ranked, is from the best method."""
-    ranking, found = group.ranking, []
-    for label in group.references if ranking is not None else ():
+    found = []
+    for label in group.references:
         pairs = [pair for pair, _ in group.paired_scores(ranking.best, label)]
         score = group.score(label)
         if score is not None and pairs:
