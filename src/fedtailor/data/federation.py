@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.model import Inputs
-from fedtailor.data.conversion import encode_labels, resolve_targets, to_inputs, to_targets, warn_if_random
+from fedtailor.data.client_arrays import ClientArrays
+from fedtailor.data.conversion import (
+    check_lengths,
+    encode_labels,
+    join_parts,
+    resolve_targets,
+    to_inputs,
+    to_targets,
+    warn_if_random,
+)
 from fedtailor.data.partition import Indices, hold_out, samples_by_client
 from fedtailor.errors import DataError
 
@@ -111,8 +120,8 @@ class Federation:
         for name, x, y in zip(owners, inputs, encoded, strict=True):
             xs.append(to_inputs(x, f"Client {name}'s"))
             ys.append(to_targets(y, f"Client {name}'s"))
-            _check_lengths(xs[-1], ys[-1], f"Client {name}'s")
-        x, y = _join(xs, owners, "inputs"), _join(ys, owners, "targets")
+            check_lengths(xs[-1], ys[-1], f"Client {name}'s")
+        x, y = join_parts(xs, owners, "inputs"), join_parts(ys, owners, "targets")
         indices = torch.split(torch.arange(len(y)), [len(part) for part in ys])
         extra = {"class_names": class_names} | extra
         return cls._build(x, y, indices[::2], indices[1::2], labels, classes, regression, extra)
@@ -143,7 +152,7 @@ class Federation:
             raise DataError(f"test must be a fraction between 0 and 1, got {test}.")
         (encoded,), class_names = encode_labels([y], ["?"])
         x, y = to_inputs(x, "The"), to_targets(encoded, "The")
-        _check_lengths(x, y, "The")
+        check_lengths(x, y, "The")
         known, owned = samples_by_client(owners, len(y))
         labels = _client_names(known if names is None else names, len(owned))
         _check_owned(owned, labels, len(y))
@@ -184,8 +193,8 @@ class Federation:
         warn_if_random(dataset, inputs)
         encoded, class_names = encode_labels([y for _, y in pairs], clients)
         targets = [to_targets(y, f"Client {client}'s") for y, client in zip(encoded, clients, strict=True)]
-        x = _join([_with_sample_axis(part) for part in inputs], clients, "inputs")
-        y = _join([target[None] for target in targets], clients, "targets")
+        x = join_parts([_with_sample_axis(part) for part in inputs], clients, "inputs")
+        y = join_parts([target[None] for target in targets], clients, "targets")
         return cls.from_owners(
             x, y, owned, names=names, test=test, seed=seed, classes=classes, regression=regression,
             class_names=class_names,
@@ -207,10 +216,57 @@ class Federation:
         found = read_folder(Path(folder), test=test, seed=seed)
         settings = {"name": "folder", "folder": str(folder), "test": test, "seed": seed}
         settings |= {n: v for n, v in {"classes": classes, "regression": regression}.items() if v is not None}
-        return cls.from_arrays(
-            found.clients, names=found.names, classes=classes, regression=regression, settings=settings,
-            **({} if found.class_names is None else {"class_names": found.class_names}),
-        )  # fmt: skip
+        return cls._from_client_arrays(found, classes=classes, regression=regression, settings=settings)
+
+    @classmethod
+    def from_pfllib(cls, folder: str | Path) -> "Federation":
+        """Read a data set that PFLlib generated, with its clients and their training and test data; see
+        `fedtailor.data.pfllib`."""
+        from fedtailor.data.pfllib import read_pfllib
+
+        found, classes = read_pfllib(Path(folder))
+        return cls._from_client_arrays(found, classes=classes, settings={"name": "pfllib", "folder": str(folder)})
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset: Any,
+        *,
+        client: str | None = None,
+        x: str | Sequence[str] | Mapping[str, str] | None = None,
+        y: str | None = None,
+        names: Sequence[str] | None = None,
+        test: float = 0.25,
+        seed: int = 0,
+        classes: int | None = None,
+        regression: bool | None = None,
+    ) -> "Federation":
+        """Make a federation from Hugging Face `datasets`: pip install 'fedtailor[huggingface]'.
+
+        `dataset` is a `Dataset` with a column that names the client of each sample; a `DatasetDict` of the splits train
+        and test with this column; or one partition per client, as Flower Datasets makes them, in a list or a dict by
+        name: a `Dataset`, or a `DatasetDict` of train and test. Without a test split, the fraction `test` of each
+        client is held out.
+
+        `client`, `x`, and `y` are names of columns; x and y may be omitted if they are clear from the columns. A list
+        of numeric columns as x gives one vector per sample, and a dict gives inputs with several parts.
+
+        >>> import datasets
+        >>> data = datasets.Dataset.from_dict({"who": ["ann", "bob"] * 4, "x": [[0.5, 1.0]] * 8, "label": [0, 1] * 4})
+        >>> Federation.from_huggingface(data, client="who").names
+        ('ann', 'bob')
+        """
+        from fedtailor.data.huggingface import read_huggingface
+
+        found = read_huggingface(dataset, client, x, y, test, seed)
+        labels = _client_names(found.names if names is None else names, len(found.names))
+        extra = {"class_names": found.class_names}
+        return cls._build(found.x, found.y, found.train, found.test, labels, classes, regression, extra)
+
+    @classmethod
+    def _from_client_arrays(cls, found: ClientArrays, **options: Any) -> "Federation":
+        extra = {} if found.class_names is None else {"class_names": found.class_names}
+        return cls.from_arrays(found.clients, names=found.names, **options, **extra)
 
     @classmethod
     def _build(
@@ -256,17 +312,6 @@ def _with_sample_axis(x: Inputs) -> Inputs:
     return {name: part[None] for name, part in x.items()} if isinstance(x, dict) else x[None]
 
 
-def _check_lengths(x: Inputs, y: Tensor, whose: str) -> None:
-    inputs = {f"inputs '{name}'": part for name, part in x.items()} if isinstance(x, dict) else {"inputs": x}
-    if not inputs:
-        raise DataError(f"{whose} inputs have no parts.")
-    for kind, part in [("targets", y), *inputs.items()]:
-        if not part.ndim:
-            raise DataError(f"{whose} {kind} are a single number; give an array with one row per sample.")
-        if len(part) != len(y):
-            raise DataError(f"{whose} {kind} have {len(part)} rows, but there are {len(y)} targets.")
-
-
 def _check_owned(owned: Sequence[Indices], names: Sequence[str], samples: int) -> None:
     for name, own in zip(names, owned, strict=True):
         if len(own) and (own.min() < 0 or own.max() >= samples):
@@ -274,25 +319,6 @@ def _check_owned(owned: Sequence[Indices], names: Sequence[str], samples: int) -
     owners = np.bincount(np.concatenate(owned), minlength=1)
     if owners.max() > 1:
         raise DataError(f"Sample {owners.argmax()} is owned twice; each sample must belong to one client.")
-
-
-def _join(parts: Sequence[Inputs], owners: Sequence[str], kind: str) -> Any:
-    """Concatenate arrays, which must agree in parts, shapes, and dtypes."""
-    for owner, part in zip(owners, parts, strict=True):
-        if _part_names(part) != _part_names(parts[0]):
-            raise DataError(f"Client {owner}'s inputs do not have the same parts as those of client {owners[0]}.")
-    if isinstance(parts[0], dict):
-        return {name: _join([part[name] for part in parts], owners, f"{kind} '{name}'") for name in parts[0]}
-    nonempty = next((part for part in parts if len(part)), parts[0])
-    for owner, part in zip(owners, parts, strict=True):
-        if len(part) and (part.shape[1:] != nonempty.shape[1:] or part.dtype != nonempty.dtype):
-            kinds = [f"{str(p.dtype).removeprefix('torch.')} {tuple(p.shape[1:])}" for p in (part, nonempty)]
-            raise DataError(f"Client {owner}'s {kind} are {kinds[0]}, but those of other clients are {kinds[1]}.")
-    return torch.cat([part for part in parts if len(part)] or [nonempty])
-
-
-def _part_names(x: Inputs) -> set[str] | None:
-    return set(x) if isinstance(x, dict) else None
 
 
 def _per_channel(
@@ -309,6 +335,8 @@ def _check(fed: Federation) -> None:
             raise DataError(
                 f"mean and std need one value per channel, for inputs with a single part, got {len(values)} values."
             )
+    if fed.class_names is not None and len(fed.class_names) != fed.classes:
+        raise DataError(f"There are {len(fed.class_names)} names of classes, but classes is {fed.classes}.")
     for name, own in zip(fed.names, fed.train, strict=True):
         if not len(own):
             raise DataError(f"Client {name} has no training data; add some or remove the client.")

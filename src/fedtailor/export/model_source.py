@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedtailor.core.trees import Params
 from fedtailor.core.untrusted_input import check_settings, parse_json
-from fedtailor.data.datasets import DATASETS, Data
+from fedtailor.data.datasets import Data, known_data
 from fedtailor.data.input_spec import SINGLE_INPUT, InputSpec
 from fedtailor.errors import RunError
 from fedtailor.experiments.parsing import build_dataclass
@@ -118,7 +118,7 @@ def _inputs_of_run(data: Mapping[str, Any], info: Mapping[str, Any]) -> InputSpe
     """Return the input format that a run recorded, or else that of its data."""
     if isinstance(inputs := info.get("inputs"), dict):
         return _parse_input_spec(inputs)
-    if data["name"] not in (*DATASETS, "folder"):
+    if data["name"] not in known_data():
         raise RunError("The run did not record its input format; pass its data: ft.load_personal(path, fed=...).")
     settings: Data = build_dataclass(Data, data, data["name"], "data")
     return InputSpec.from_federation(settings.load())
