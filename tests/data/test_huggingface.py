@@ -66,7 +66,7 @@ def test_column_of_clients_gives_same_split_as_from_owners(tmp_path: Path) -> No
     expected = ft.Federation.from_owners(x, np.arange(24) % 2, owners, seed=3, classes=3)
     assert fed.names == ("w1", "w2", "w3") and fed.classes == 3 and fed.class_names == ("zero", "one", "two")
     np.testing.assert_array_equal(x_of(fed), x)
-    assert fed.x.dtype == torch.uint8  # type: ignore[union-attr]
+    assert fed.x.dtype == torch.uint8
     for found, wanted in zip(fed.train + fed.test, expected.train + expected.test, strict=True):
         assert found.tolist() == wanted.tolist()
     run = ft.simulate(ft.methods.FedAvg(), ft.network("mlp", fed), fed, rounds=1)

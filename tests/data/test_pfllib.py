@@ -64,7 +64,7 @@ def test_from_pfllib_converts_as_pfllib_does_and_reads_plain_arrays(tmp_path: Pa
     for client in range(2):
         np.testing.assert_array_equal(fed.x[fed.train[client]], pixels.astype(np.float32))  # not divided by 255
         assert fed.y[fed.train[client]].tolist() == [0, 1, 2]
-    assert str(fed.x.dtype) == "torch.float32"  # type: ignore[union-attr]
+    assert str(fed.x.dtype) == "torch.float32"
 
 
 def test_from_pfllib_ignores_files_of_an_earlier_split_with_more_clients(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_run_on_pfllib_data_resumes_from_its_folder(tmp_path: Path) -> None:
     whole = experiment.run()
     stopped = tmp_path / "run"
 
-    def stop(record: ft.Record) -> None:
+    def stop(record: Any) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -265,8 +265,9 @@ class Federation:
 
     @classmethod
     def _from_client_arrays(cls, found: ClientArrays, **options: Any) -> "Federation":
-        extra = {} if found.class_names is None else {"class_names": found.class_names}
-        return cls.from_arrays(found.clients, names=found.names, **options, **extra)
+        if found.class_names is not None:
+            options["class_names"] = found.class_names
+        return cls.from_arrays(found.clients, names=found.names, **options)
 
     @classmethod
     def _build(

@@ -170,7 +170,7 @@ def _read_inputs(sources: Sequence[datasets.Dataset], x: X) -> Inputs:
 def _read_part(sources: Sequence[datasets.Dataset], name: str) -> Tensor:
     if not isinstance(_feature(sources[0], name), datasets.Image):
         return torch.from_numpy(np.require(_read_numbers(sources, name), requirements="W"))
-    images = []
+    images: list[Any] = []
     for source in sources:
         for row in source.select_columns([name]).cast_column(name, datasets.Image()).with_format(None):
             if row[name] is None:
@@ -204,10 +204,9 @@ def _number_type(feature: Any, name: str) -> np.dtype[Any]:
     while (inner := getattr(feature, "feature", None)) is not None:
         feature = inner
     try:
-        dtype = np.dtype(feature.dtype)
+        return np.dtype(str(feature.dtype))
     except (AttributeError, TypeError) as error:
         raise DataError(f"The column '{name}' must contain numbers or images, got {feature}.") from error
-    return dtype
 
 
 def _is_text(feature: Any) -> bool:

@@ -102,8 +102,16 @@ def _from_run(folder: Path, client: int, moment: str, inputs: InputSpec | None) 
         raise_remote_client(client)
     if not is_finished(folder):
         raise RunError(f"The run in '{folder}' is not finished; {resume_hint(folder)}.")
-    model_info = ModelInfo(
-        run=folder.resolve().name,
+    described = model_info(folder.resolve().name, settings, info, client, moment, inputs)
+    return described, read_model(folder, model_file(client, moment))
+
+
+def model_info(
+    run: str, settings: Mapping[str, Any], info: Mapping[str, Any], client: int, moment: str, inputs: InputSpec | None
+) -> ModelInfo:
+    """Return the metadata of a client's model from the settings and the info of its run."""
+    return ModelInfo(
+        run=run,
         client=str(client),
         moment=moment,
         method=settings["method"],
@@ -111,7 +119,6 @@ def _from_run(folder: Path, client: int, moment: str, inputs: InputSpec | None) 
         inputs=inputs or _inputs_of_run(settings["data"], info),
         dtype=str(settings.get("dtype")),
     )
-    return model_info, read_model(folder, model_file(client, moment))
 
 
 def _inputs_of_run(data: Mapping[str, Any], info: Mapping[str, Any]) -> InputSpec:
