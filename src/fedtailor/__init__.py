@@ -20,6 +20,7 @@ from fedtailor.core.model import Model, wrap
 from fedtailor.data.datasets import load
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DataError, DeployError, FedTailorError, RunError
+from fedtailor.experiments.example_client import example_client
 from fedtailor.networks import network
 from fedtailor.runs.records import Record
 from fedtailor.runs.run import Run
@@ -47,6 +48,7 @@ __all__ = [
     "RunError",
     "Setup",
     "Unreliable",
+    "example_client",
     "load",
     "load_personal",
     "load_run",
