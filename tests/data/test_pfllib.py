@@ -76,6 +76,7 @@ def test_run_on_pfllib_data_resumes_from_its_folder(tmp_path: Path) -> None:
     data = {"name": "pfllib", "folder": str(save_pfllib(tmp_path / "data", clients=3))}
     experiment = make_experiment({"rounds": 2, "data": data, "network": {"name": "logistic"}, "seed": 3})
     whole = experiment.run()
+    assert whole.experiment["data"] == data | {"seed": 3}, "as for every data set"
     stopped = tmp_path / "run"
 
     def stop(record: Any) -> None:
@@ -97,6 +98,15 @@ def test_run_on_pfllib_data_resumes_from_its_folder(tmp_path: Path) -> None:
 )
 def test_load_pfllib_with_invalid_settings_raises(settings: dict[str, Any], words: str) -> None:
     assert words in error_message(lambda: ft.load("pfllib", **settings))
+
+
+def test_unpickle_arrays_reads_pickles_of_numpy_1() -> None:
+    """NumPy 1 named its modules differently and used protocol 3."""
+    x = np.asfortranarray(np.arange(6, dtype=">f4").reshape(2, 3))
+    content = pickle.dumps(np.array({"x": x, "y": np.arange(2), "z": x}), protocol=3)
+    found = unpickle_arrays(content.replace(b"numpy._core", b"numpy.core"))
+    np.testing.assert_array_equal(found["x"], x)
+    assert found["x"].dtype == x.dtype and found["z"] is found["x"] and found["y"].tolist() == [0, 1]
 
 
 # ---- untrusted files

@@ -108,33 +108,6 @@ def warn_if_random(dataset: torch.utils.data.Dataset[Any], first: Sequence[Input
             return
 
 
-def check_lengths(x: Inputs, y: Tensor, whose: str) -> None:
-    """Raise `DataError` unless inputs and targets have one row per sample."""
-    inputs = {f"inputs '{name}'": part for name, part in x.items()} if isinstance(x, dict) else {"inputs": x}
-    if not inputs:
-        raise DataError(f"{whose} inputs have no parts.")
-    for kind, part in [("targets", y), *inputs.items()]:
-        if not part.ndim:
-            raise DataError(f"{whose} {kind} are a single number; give an array with one row per sample.")
-        if len(part) != len(y):
-            raise DataError(f"{whose} {kind} have {len(part)} rows, but there are {len(y)} targets.")
-
-
-def join_parts(parts: Sequence[Inputs], owners: Sequence[str], kind: str) -> Any:
-    """Concatenate arrays, which must agree in parts, shapes, and dtypes."""
-    for owner, part in zip(owners, parts, strict=True):
-        if _part_names(part) != _part_names(parts[0]):
-            raise DataError(f"Client {owner}'s inputs do not have the same parts as those of client {owners[0]}.")
-    if isinstance(parts[0], dict):
-        return {name: join_parts([part[name] for part in parts], owners, f"{kind} '{name}'") for name in parts[0]}
-    nonempty = next((part for part in parts if len(part)), parts[0])
-    for owner, part in zip(owners, parts, strict=True):
-        if len(part) and (part.shape[1:] != nonempty.shape[1:] or part.dtype != nonempty.dtype):
-            kinds = [f"{str(p.dtype).removeprefix('torch.')} {tuple(p.shape[1:])}" for p in (part, nonempty)]
-            raise DataError(f"Client {owner}'s {kind} are {kinds[0]}, but those of other clients are {kinds[1]}.")
-    return torch.cat([part for part in parts if len(part)] or [nonempty])
-
-
 def _to_tensor(values: Any, whose: str, kind: str) -> Tensor:
     """Convert values to a tensor of the same dtype; copy arrays with strides or byte orders that torch rejects."""
     try:
@@ -172,7 +145,3 @@ def _check_regression(present: Tensor) -> None:
 def _listed(labels: Tensor) -> str:
     shown = ", ".join(str(label) for label in labels[:_MAX_LISTED].tolist())
     return shown if len(labels) <= _MAX_LISTED else f"{shown}, ..., {labels[-1].item()}"
-
-
-def _part_names(x: Inputs) -> set[str] | None:
-    return set(x) if isinstance(x, dict) else None

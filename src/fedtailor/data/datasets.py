@@ -1,7 +1,7 @@
 """Named data sets and their partition into clients."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -128,7 +128,8 @@ class Data:
             if f.name not in _FOLDER_SETTINGS[self.name] and getattr(self, f.name) != f.default:
                 raise DataError(f"The data set '{self.name}' is already split into clients; remove data.{f.name}.")
         if self.name == "pfllib":
-            return Federation.from_pfllib(self.folder)
+            fed = Federation.from_pfllib(self.folder)
+            return replace(fed, settings={**fed.settings, "seed": seed})  # recorded for every data set
         return Federation.from_folder(
             self.folder, test=self.test, seed=seed, classes=self.classes, regression=self.regression
         )

@@ -16,15 +16,7 @@ from torch import Tensor
 
 from fedtailor.core.model import Inputs
 from fedtailor.data.client_arrays import ClientArrays
-from fedtailor.data.conversion import (
-    check_lengths,
-    encode_labels,
-    join_parts,
-    resolve_targets,
-    to_inputs,
-    to_targets,
-    warn_if_random,
-)
+from fedtailor.data.conversion import encode_labels, resolve_targets, to_inputs, to_targets, warn_if_random
 from fedtailor.data.partition import Indices, hold_out, samples_by_client
 from fedtailor.errors import DataError
 
@@ -120,8 +112,8 @@ class Federation:
         for name, x, y in zip(owners, inputs, encoded, strict=True):
             xs.append(to_inputs(x, f"Client {name}'s"))
             ys.append(to_targets(y, f"Client {name}'s"))
-            check_lengths(xs[-1], ys[-1], f"Client {name}'s")
-        x, y = join_parts(xs, owners, "inputs"), join_parts(ys, owners, "targets")
+            _check_lengths(xs[-1], ys[-1], f"Client {name}'s")
+        x, y = _join(xs, owners, "inputs"), _join(ys, owners, "targets")
         indices = torch.split(torch.arange(len(y)), [len(part) for part in ys])
         extra = {"class_names": class_names} | extra
         return cls._build(x, y, indices[::2], indices[1::2], labels, classes, regression, extra)
@@ -152,7 +144,7 @@ class Federation:
             raise DataError(f"test must be a fraction between 0 and 1, got {test}.")
         (encoded,), class_names = encode_labels([y], ["?"])
         x, y = to_inputs(x, "The"), to_targets(encoded, "The")
-        check_lengths(x, y, "The")
+        _check_lengths(x, y, "The")
         known, owned = samples_by_client(owners, len(y))
         labels = _client_names(known if names is None else names, len(owned))
         _check_owned(owned, labels, len(y))
@@ -193,8 +185,8 @@ class Federation:
         warn_if_random(dataset, inputs)
         encoded, class_names = encode_labels([y for _, y in pairs], clients)
         targets = [to_targets(y, f"Client {client}'s") for y, client in zip(encoded, clients, strict=True)]
-        x = join_parts([_with_sample_axis(part) for part in inputs], clients, "inputs")
-        y = join_parts([target[None] for target in targets], clients, "targets")
+        x = _join([_with_sample_axis(part) for part in inputs], clients, "inputs")
+        y = _join([target[None] for target in targets], clients, "targets")
         return cls.from_owners(
             x, y, owned, names=names, test=test, seed=seed, classes=classes, regression=regression,
             class_names=class_names,
@@ -313,6 +305,17 @@ def _with_sample_axis(x: Inputs) -> Inputs:
     return {name: part[None] for name, part in x.items()} if isinstance(x, dict) else x[None]
 
 
+def _check_lengths(x: Inputs, y: Tensor, whose: str) -> None:
+    inputs = {f"inputs '{name}'": part for name, part in x.items()} if isinstance(x, dict) else {"inputs": x}
+    if not inputs:
+        raise DataError(f"{whose} inputs have no parts.")
+    for kind, part in [("targets", y), *inputs.items()]:
+        if not part.ndim:
+            raise DataError(f"{whose} {kind} are a single number; give an array with one row per sample.")
+        if len(part) != len(y):
+            raise DataError(f"{whose} {kind} have {len(part)} rows, but there are {len(y)} targets.")
+
+
 def _check_owned(owned: Sequence[Indices], names: Sequence[str], samples: int) -> None:
     for name, own in zip(names, owned, strict=True):
         if len(own) and (own.min() < 0 or own.max() >= samples):
@@ -320,6 +323,25 @@ def _check_owned(owned: Sequence[Indices], names: Sequence[str], samples: int) -
     owners = np.bincount(np.concatenate(owned), minlength=1)
     if owners.max() > 1:
         raise DataError(f"Sample {owners.argmax()} is owned twice; each sample must belong to one client.")
+
+
+def _join(parts: Sequence[Inputs], owners: Sequence[str], kind: str) -> Any:
+    """Concatenate arrays, which must agree in parts, shapes, and dtypes."""
+    for owner, part in zip(owners, parts, strict=True):
+        if _part_names(part) != _part_names(parts[0]):
+            raise DataError(f"Client {owner}'s inputs do not have the same parts as those of client {owners[0]}.")
+    if isinstance(parts[0], dict):
+        return {name: _join([part[name] for part in parts], owners, f"{kind} '{name}'") for name in parts[0]}
+    nonempty = next((part for part in parts if len(part)), parts[0])
+    for owner, part in zip(owners, parts, strict=True):
+        if len(part) and (part.shape[1:] != nonempty.shape[1:] or part.dtype != nonempty.dtype):
+            kinds = [f"{str(p.dtype).removeprefix('torch.')} {tuple(p.shape[1:])}" for p in (part, nonempty)]
+            raise DataError(f"Client {owner}'s {kind} are {kinds[0]}, but those of other clients are {kinds[1]}.")
+    return torch.cat([part for part in parts if len(part)] or [nonempty])
+
+
+def _part_names(x: Inputs) -> set[str] | None:
+    return set(x) if isinstance(x, dict) else None
 
 
 def _per_channel(

@@ -90,11 +90,10 @@ def _find_clients(dataset: Any, client: str | None) -> _Clients:
 
 def _find_partitions(dataset: Sequence[Any] | Mapping[Any, Any]) -> _Clients:
     named = dict(dataset) if isinstance(dataset, Mapping) else dict(enumerate(dataset))
-    kinds = {type(partition) for partition in named.values()}
-    if kinds not in ({datasets.Dataset}, {datasets.DatasetDict}):
-        found = ", ".join(sorted(kind.__name__ for kind in kinds)) or "none"
+    is_split = all(isinstance(partition, datasets.DatasetDict) for partition in named.values())
+    if not named or not (is_split or all(isinstance(partition, datasets.Dataset) for partition in named.values())):
+        found = ", ".join(sorted({type(partition).__name__ for partition in named.values()})) or "none"
         raise DataError(f"The partitions must all be a datasets.Dataset or all a DatasetDict, got {found}.")
-    is_split = kinds == {datasets.DatasetDict}
     sources = [part for item in named.values() for part in (_train_and_test(item) if is_split else [item])]
     ends = np.cumsum([len(source) for source in sources])
     rows = [np.arange(end - len(source), end) for source, end in zip(sources, ends, strict=True)]
@@ -201,7 +200,7 @@ def _read_numbers(sources: Sequence[datasets.Dataset], name: str) -> NDArray[Any
 
 def _number_type(feature: Any, name: str) -> np.dtype[Any]:
     """Return the dtype of the numbers in a column, also of those in lists; the formatter would convert them."""
-    while (inner := getattr(feature, "feature", None)) is not None:
+    while (inner := feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)) is not None:
         feature = inner
     try:
         return np.dtype(str(feature.dtype))
