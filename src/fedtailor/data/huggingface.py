@@ -62,11 +62,12 @@ def read_huggingface(
     x, y = _choose_columns(sources[0], client, x, y)
     targets, class_names = _read_targets(sources, y)
     inputs = _read_inputs(sources, x)
-    parts = zip(found.train, found.test, strict=True) if found.test is not None else (
-        hold_out(targets.numpy(), own, test, (seed, number)) for number, own in enumerate(found.train)
-    )  # fmt: skip
-    train, held = zip(*([torch.from_numpy(own) for own in pair] for pair in parts), strict=True)
-    return HuggingFaceSamples(inputs, targets, found.names, train, held, class_names)
+    train, held = found.train, found.test
+    if held is None:
+        pairs = [hold_out(targets.numpy(), own, test, (seed, number)) for number, own in enumerate(found.train)]
+        train, held = [kept for kept, _ in pairs], [out for _, out in pairs]
+    in_train, in_test = ([torch.from_numpy(own) for own in part] for part in (train, held))
+    return HuggingFaceSamples(inputs, targets, found.names, in_train, in_test, class_names)
 
 
 def _find_clients(dataset: Any, client: str | None) -> _Clients:

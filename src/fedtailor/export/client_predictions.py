@@ -103,7 +103,7 @@ def predict_clients(
         return _predict_file(_models(run, moment, method, model, fed), run, Path(file))
     fed = _load_data(run) if fed is None else fed
     _check_data(run, fed)
-    return _predict_test_data(_models(run, moment, method, model, fed), run, fed)
+    return _predict_test_data(_models(run, moment, method, model, fed), fed)
 
 
 def save_predictions(predictions: Iterable[ClientPredictions], path: str | Path) -> int:
@@ -136,7 +136,7 @@ def _models(
         yield build_personal_model(info, state, method, model, f"The model of client {client}")
 
 
-def _predict_test_data(models: Iterator[PersonalModel], run: Run, fed: Federation) -> Iterator[ClientPredictions]:
+def _predict_test_data(models: Iterator[PersonalModel], fed: Federation) -> Iterator[ClientPredictions]:
     for client, (model, own) in enumerate(zip(models, fed.test, strict=True)):
         if len(own):
             found = predict_samples(model, model.info, own.tolist(), take_samples(fed.x, own))
