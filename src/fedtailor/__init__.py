@@ -18,6 +18,7 @@ from fedtailor.core.model import Model, wrap
 from fedtailor.data.datasets import load
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DataError, DeployError, FedTailorError, RunError
+from fedtailor.experiments.example_client import example_client
 from fedtailor.networks import network
 from fedtailor.runs.run import Run
 from fedtailor.training.channel.channel import Channel
@@ -53,6 +54,7 @@ __all__ = [
     "Setup",
     "Unreliable",
     "compare",
+    "example_client",
     "load",
     "load_comparison",
     "load_personal",

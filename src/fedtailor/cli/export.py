@@ -59,19 +59,34 @@ def export(
 
 def predict(
     run: Annotated[Path, typer.Argument(help="a run folder, a deployed client's folder, or an exported model")],
-    file: Annotated[Path, typer.Argument(help="the samples: .npz, .npy, an image, or a folder of images")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="the samples: .npz, .npy, an image, or a folder of images; with --all optional"),
+    ] = None,
     client: _Client = None,
+    all_clients: Annotated[
+        bool, typer.Option("--all", help="all clients, each on its own test samples unless there is a file of samples")
+    ] = False,
     moment: _Moment = "trained",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="save all predictions as .csv or .npz")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="save all predictions as .csv or .npz; with --all: .csv, .parquet"),
+    ] = None,
 ) -> None:
-    """Make predictions for the samples in a file with a client's personal model."""
+    """Make predictions for the samples in a file with a client's personal model.
+
+    With --all, save the predictions of all clients' personal models in one file.
+    """
     from fedtailor.export.personal_model import load_personal
     from fedtailor.export.prediction import predict as predict_file
 
-    model = load_personal(run, client, moment)
-    if out is not None and out.exists() and out.samefile(file):
+    if out is not None and file is not None and out.exists() and out.samefile(file):
         raise ConfigError(f"'{out}' contains the samples. Choose another file with --out.")
-    predictions = predict_file(model, file)
+    if all_clients:
+        return _predict_all(run, file, client, moment, out)
+    if file is None:
+        raise ConfigError("predict needs a file of samples, or --all for all clients and their test samples.")
+    predictions = predict_file(load_personal(run, client, moment), file)
     if out is not None:
         predictions.save(out)
     console.out.print(_predictions_table(predictions))
@@ -80,6 +95,19 @@ def predict(
         console.print_line(f"Saved {count:,} predictions to {out}" if count > 1 else f"Saved the prediction to {out}")
     elif count > _MAX_ROWS:
         console.print_line(f"{count - _MAX_ROWS:,} more predictions are not shown; --out saves all of them.")
+    return None
+
+
+def _predict_all(run: Path, file: Path | None, client: int | None, moment: str, out: Path | None) -> None:
+    from fedtailor.export.client_predictions import predict_clients, save_predictions
+
+    if client is not None:
+        raise ConfigError("predict takes either --client or --all, not both.")
+    if out is None:
+        raise ConfigError("predict --all saves its predictions in a file; add --out predictions.csv, or .parquet.")
+    count = save_predictions(predict_clients(run, file, moment), out)
+    samples = "their test samples" if file is None else f"the samples in {file}"
+    console.print_line(f"Saved {count:,} predictions of all clients for {samples} to {out}")
 
 
 def _predictions_table(predictions: "Predictions") -> Table:

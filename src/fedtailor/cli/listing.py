@@ -9,7 +9,7 @@ from rich.table import Column, Table
 
 from fedtailor.analysis.tables import new_table
 from fedtailor.cli.console import out, print_line
-from fedtailor.data.datasets import DATASETS
+from fedtailor.data.datasets import DATASETS, OWN_DATA
 from fedtailor.errors import unknown_name
 from fedtailor.experiments.parsing import field_help
 from fedtailor.methods import METHODS
@@ -41,7 +41,7 @@ def list_(
         out.print(_table("network", {n: (kind.__doc__ or "", field_help(kind)) for n, kind in NETWORKS.items()}))
     elif what == "data":
         about = {name: dataset.description for name, dataset in DATASETS.items()}
-        about["folder"] = "your own data: one .npz file or one folder of images per client (--data.folder)"
+        about |= {name: f"{text} (--data.folder)" for name, text in OWN_DATA.items()}
         out.print(_table("data", {name: (text, {}) for name, text in about.items()}))
     else:
         raise unknown_name("list", what, ["methods", "data", "networks"])

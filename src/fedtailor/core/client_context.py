@@ -5,65 +5,61 @@ clients in parallel. Under `vmap`, all clients take the same number of steps; st
 """
 
 from collections.abc import Callable
-from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedtailor.core import random
-from fedtailor.core.batch import Batch, SharedContext, take_samples
-from fedtailor.core.functional_layers import batch_key, capture_batch_stats
-from fedtailor.core.model import Inputs, Model
-from fedtailor.core.trees import Params, Tree, add, leaves, map_leaves, scale, select, zeros_like
-from fedtailor.core.vmap_context import Number, VmapContext, select_entry, sequential_loop, vmap_max
+from fedtailor.core.batch import Batch
+from fedtailor.core.client_batches import ClientBatches
+from fedtailor.core.functional_layers import capture_batch_stats
+from fedtailor.core.model import Inputs
+from fedtailor.core.trees import Params, Tree, add, leaves, map_leaves, scale, zeros_like
+from fedtailor.core.vmap_context import Number, VmapContext, sequential_loop
 from fedtailor.errors import ConfigError
 
 _EVALUATION_ROWS = 512  # examples per forward pass in evaluation; this limits memory and does not affect results
-_ORDER, _NOISE, _SHARED, _SPLIT = 1, 2, 3, 4  # salts: sample order, `uniform`, `shared_uniform`, `split_data`
+_NOISE, _SHARED, _SPLIT = 2, 3, 4  # salts of `uniform`, `shared_uniform`, `split_data`; 1 is the order of samples
 
 
-class ClientContext:
+class ClientContext(ClientBatches):
     """A client's data in one round, and the operations on it. Hooks of `Method` receive it as `ctx`.
 
     Attributes for methods: `model` (in training mode), `round` (from 1), `rounds`, `num_clients`, `index` (the client's
     number), `size` (the client's training samples), `total_size` (training samples of all clients), and
     `participation` (the mean fraction of clients per round). `index` and `size` are tensors, because they differ
     between the clients that `torch.func.vmap` runs in parallel.
+
+    An *objective* is a function of (parameters, batch) that returns a scalar, such as `ctx.loss`. The parameters may be
+    any tree: the model's, a part of them, or two models at once. To try an operation, make a client:
+
+    >>> import fedtailor as ft
+    >>> ctx, params = ft.example_client()
+    >>> trained = ctx.sgd(ctx.loss, params, lr=0.1, epochs=1)
+    >>> bool(ctx.full_loss(ctx.loss, trained) < ctx.full_loss(ctx.loss, params))
+    True
     """
 
-    def __init__(
-        self,
-        shared: SharedContext,
-        round: int,
-        index: Tensor,
-        size: Tensor,
-        samples: Tensor,
-        *,
-        vmap: VmapContext | None = None,  # None: this client runs by itself, without torch.func.vmap
-    ) -> None:
-        self._shared, self._samples, self._vmap = shared, samples, vmap
-        self.model: Model = shared.model
-        self.round, self.rounds = round, shared.rounds
-        self.num_clients, self.total_size = shared.num_clients, shared.total_size
-        self.participation = shared.participation
-        self.index, self._count = index, size
-        self.size = size.to(shared.dtype)  # in the dtype of the tensors that it weights
-        # Padding affects batch statistics, and dropout if samples are not the first axis. With such models, all engines
-        # pad, so that they compute the same values.
-        self._padded = vmap is not None or bool(shared.model.running_stats) or shared.model.has_dropout
-        self._max_batches = -(-len(samples) // shared.batch_size) if vmap is None else vmap.max_batches
-        self._equal_batches = vmap is None or vmap.min_batches == vmap.max_batches  # no step of a pass is masked
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a ClientContext cannot be pickled, because a client's data must not leave the client")
-
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        """Return the model's mean loss on a batch."""
+        """Return the model's mean loss on a batch. This is the usual objective, or its first term:
+
+        >>> import fedtailor as ft
+        >>> ctx, start = ft.example_client()
+        >>> proximal = lambda w, batch: ctx.loss(w, batch) + 0.05 * ft.trees.squared_distance(w, start)
+        >>> bool(ctx.full_loss(proximal, start) == ctx.full_loss(ctx.loss, start))
+        True
+        """
         return batch.mean(self.model.loss(self.model.logits(params, batch.x), batch.y))
 
     def num_steps(self, epochs: int) -> Tensor:
-        """Return the number of batches in `epochs` passes over the data, in the dtype of the run."""
+        """Return the number of batches in `epochs` passes over the data, in the dtype of the run.
+
+        >>> import fedtailor as ft
+        >>> ctx, _ = ft.example_client(batch_size=64)
+        >>> bool(ctx.num_steps(epochs=2) == 2 * (ctx.size / 64).ceil())
+        True
+        """
         return epochs * self._num_batches().to(self._shared.dtype)
 
     def sgd(
@@ -83,6 +79,13 @@ class ClientContext:
 
         With `epochs`, `stop(params)` is called before each pass, and training ends when it returns true. `steps` is an
         integer, or a tensor of at most `max_steps`; the steps continue through as many passes as they need.
+
+        `start` may be any tree, so several models are trained in one pass. Here, only the head is trained:
+
+        >>> import fedtailor as ft
+        >>> ctx, params = ft.example_client()
+        >>> rest, head = ctx.model.split(params, "head")
+        >>> head = ctx.sgd(lambda head, batch: ctx.loss(rest | head, batch), head, lr=0.1, epochs=1, momentum=0.9)
         """
 
         def step(carry: Tree, batch: Batch) -> Tree:
@@ -110,7 +113,19 @@ class ClientContext:
         max_steps: int | None = None,
         stop: Callable[[Tree], Tensor] | None = None,
     ) -> Tree:
-        """Return the last state of state = step(state, batch) over the batches; for the other arguments see `sgd`."""
+        """Return the last state of state = step(state, batch) over the batches; for the other arguments see `sgd`.
+
+        Use it if a step is more than SGD on an objective. Here, a step moves a second model toward the first:
+
+        >>> import fedtailor as ft
+        >>> ctx, params = ft.example_client()
+        >>> def step(state, batch):
+        ...     fast = ft.trees.sub(state["fast"], ft.trees.scale(ctx.grad(ctx.loss, state["fast"], batch), 0.1))
+        ...     slow = ft.trees.add(ft.trees.scale(state["slow"], 0.9), ft.trees.scale(fast, 0.1))
+        ...     return {"fast": fast, "slow": slow}
+        >>> sorted(ctx.scan(step, {"fast": params, "slow": params}, steps=3))
+        ['fast', 'slow']
+        """
         max_steps = steps if isinstance(steps, int) else max_steps
         if (epochs is None) == (steps is None) or (steps is None) != (max_steps is None):
             raise ConfigError("Training takes either epochs or steps; if steps is a tensor, it also needs max_steps.")
@@ -131,7 +146,7 @@ class ClientContext:
         return state
 
     def grad(self, objective: Callable[[Tree, Batch], Tensor], params: Tree, batch: Batch) -> Tree:
-        """Return the gradient of objective(params, batch) with respect to the parameters."""
+        """Return the gradient of objective(params, batch) with respect to the parameters; see `scan` for an example."""
         if self._vmap is not None:
             return torch.func.grad(objective)(params, batch)  # type: ignore[no-any-return]
         with torch.enable_grad():  # without vmap, autograd is 20 % faster than torch.func.grad
@@ -141,17 +156,41 @@ class ClientContext:
         return map_leaves(lambda _: next(grads), params)
 
     def full_grad(self, objective: Callable[[Tree, Batch], Tensor], params: Tree) -> Tree:
-        """Return the gradient of the objective's mean over all of the client's data."""
+        """Return the gradient of the objective's mean over all of the client's training data, in one pass.
+
+        Every example counts the same, although the last batch is smaller. The model has training mode, so dropout and
+        batch normalization act as in training.
+
+        >>> import fedtailor as ft
+        >>> ctx, params = ft.example_client()
+        >>> ctx.full_grad(ctx.loss, params)["head.bias"].shape
+        torch.Size([10])
+        """
         return self.sum_over_data(lambda batch: scale(self.grad(objective, params, batch), self._data_fraction(batch)))
 
     def full_loss(self, objective: Callable[[Tree, Batch], Tensor], params: Tree) -> Tensor:
-        """Return the objective's mean over all of the client's data."""
+        """Return the objective's mean over all of the client's training data, a scalar; see `full_grad`.
+
+        >>> import fedtailor as ft
+        >>> ctx, params = ft.example_client()
+        >>> zero = ft.trees.zeros_like(params)  # all ten classes are equally likely, so the loss is log 10
+        >>> round(float(ctx.full_loss(ctx.loss, zero)), 3)
+        2.303
+        """
         total = self.sum_over_data(lambda batch: {"loss": objective(params, batch) * self._data_fraction(batch)})
         loss: Tensor = total["loss"]
         return loss
 
     def sum_over_data(self, statistic: Callable[[Batch], Tree]) -> Tree:
-        """Return the sum of statistic(batch) over all of the client's data; `statistic` must apply `batch.weight`."""
+        """Return the sum of statistic(batch) over all of the client's data; `statistic` must apply `batch.weight`.
+
+        The weight is 0 for padding and 1 otherwise, so a count of the examples is the sum of the weights:
+
+        >>> import fedtailor as ft
+        >>> ctx, _ = ft.example_client()
+        >>> bool(ctx.sum_over_data(lambda batch: {"count": batch.weight.sum()})["count"] == ctx.size)
+        True
+        """
         order = torch.arange(len(self._samples), device=self._samples.device)
 
         def part(number: Number) -> Tree:
@@ -166,7 +205,12 @@ class ClientContext:
         """Return the parameters with batch-normalization statistics recomputed in one pass over the client's data.
 
         The statistics are those of the forward passes that `objective` makes (default: the model's loss). `sgd` calls
-        this at its end; training with `scan` should do the same.
+        this at its end; training with `scan` should do the same. A model without such layers is returned unchanged.
+
+        >>> import fedtailor as ft
+        >>> ctx, params = ft.example_client()
+        >>> ctx.update_batch_stats(params) is params
+        True
         """
         old = self._running_stats(params)
         if not old:
@@ -180,7 +224,15 @@ class ClientContext:
         return _replace_leaves(params, self.sum_over_data(captured))
 
     def cond(self, condition: Tensor, compute: Callable[[], Tensor], otherwise: Tensor) -> Tensor:
-        """Return compute() if the condition is true, else `otherwise`; under vmap, `compute` is always called."""
+        """Return compute() if the condition is true, else `otherwise`; under vmap, `compute` is always called.
+
+        Use it instead of `if`, which cannot depend on a tensor. Here, the loss is computed only in later rounds:
+
+        >>> import fedtailor as ft
+        >>> ctx, params = ft.example_client()
+        >>> ctx.cond(torch.tensor(ctx.round > 1), lambda: ctx.full_loss(ctx.loss, params), torch.tensor(0.0))
+        tensor(0.)
+        """
         if self._vmap is None and not condition:
             return otherwise
         return torch.where(condition, compute(), otherwise)
@@ -188,13 +240,24 @@ class ClientContext:
     def uniform(self, shape: tuple[int, ...], salt: int) -> Tensor:
         """Return random numbers in (0, 1) that depend on the seed, round, client, and salt.
 
-        Use `batch.uniform` for numbers that differ between batches.
+        Use `batch.uniform` for numbers that differ between batches. The salt separates several uses in one method.
+
+        >>> import fedtailor as ft
+        >>> ctx, _ = ft.example_client()
+        >>> bool((ctx.uniform((3,), salt=1) == ctx.uniform((3,), salt=1)).all())
+        True
         """
         key = random.make_key(self._shared.seed, self.round, _NOISE, self.index, salt)
         return random.uniform(key, shape, self._shared.dtype, self.index.device)
 
     def shared_uniform(self, shape: tuple[int, ...], salt: int) -> Tensor:
-        """Return random numbers in (0, 1) that are equal for all clients and rounds, without being sent."""
+        """Return random numbers in (0, 1) that are equal for all clients and rounds, without being sent.
+
+        >>> import fedtailor as ft
+        >>> one, other = (ft.example_client(client=client)[0].shared_uniform((3,), salt=1) for client in (0, 1))
+        >>> bool((one == other).all())
+        True
+        """
         key = random.make_key(self._shared.seed, _SHARED, salt)
         return random.uniform(key, shape, self._shared.dtype, self.index.device)
 
@@ -205,6 +268,11 @@ class ClientContext:
 
         The split is the same in all rounds unless `every_round` is true. Both contexts have at least one sample; if the
         client has a single sample, both contain it.
+
+        >>> import fedtailor as ft
+        >>> ctx, params = ft.example_client()
+        >>> fit, check = ctx.split_data(0.8, salt=1)
+        >>> loss = check.full_loss(check.loss, fit.sgd(fit.loss, params, lr=0.1, epochs=1))
         """
         key = random.make_key(self._shared.seed, self.round if every_round else 0, _SPLIT, self.index, salt)
         size = None if self._vmap is None else self._count
@@ -228,119 +296,17 @@ class ClientContext:
         return ClientContext(self._shared, self.round, self.index, count, samples, vmap=vmap)
 
     def map_samples(self, compute: Callable[[Inputs], Tensor], width: int) -> Tensor:
-        """Return compute(x) for all samples in order, [width, ...]; rows beyond the client's size are arbitrary."""
+        """Return compute(x) for all samples in order, [width, ...]; rows beyond the client's size are arbitrary.
+
+        >>> import fedtailor as ft
+        >>> ctx, params = ft.example_client()
+        >>> ctx.map_samples(lambda x: ctx.model.logits(params, x), width=20).shape
+        torch.Size([20, 10])
+        """
         rows = _EVALUATION_ROWS if self._vmap is None else 4 * self._shared.batch_size
         slots = torch.arange(min(width, len(self._samples)), device=self._samples.device) % self._count
         outputs = [compute(self._inputs(self._samples[part])) for part in torch.split(slots, rows)]
         return F.pad(torch.cat(outputs), (0, 0) * (outputs[0].ndim - 1) + (0, width - len(slots)))
-
-    def _run_steps(
-        self,
-        step: Callable[[Tree, Batch], Tree],
-        state: Tree,
-        steps: int | Tensor,
-        max_steps: int,
-        passes: int | None = None,
-        first_pass: int = 0,
-    ) -> Tree:
-        """Apply `step` to `steps` batches, pass after pass; under vmap, steps beyond a client's last are masked."""
-        if self._vmap is None:
-            return self._run_steps_unmapped(step, state, min(int(steps), max_steps), first_pass)
-        if isinstance(steps, Tensor) and passes is None:
-            max_steps = min(max_steps, vmap_max(steps))
-        passes = -(-max_steps // self._vmap.min_batches) if passes is None else passes
-        batch_of_step = self._plan_batches(max_steps, passes, first_pass)
-
-        def advance(state: Tree, number: Number) -> Tree:
-            new = step(state, batch_of_step(number))
-            return select(number < steps, new, state) if isinstance(steps, Tensor) else new
-
-        return self._vmap.loop(advance, self._copy_mapped(state), 0, max_steps)
-
-    def _run_steps_unmapped(
-        self, step: Callable[[Tree, Batch], Tree], state: Tree, steps: int, first_pass: int
-    ) -> Tree:
-        for number in range(steps):
-            passes, position = divmod(number, self._max_batches)
-            if position == 0:
-                order = self._sample_order(first_pass + passes)
-            state = step(state, self._batch_at(order, position, first_pass + passes))
-        return state
-
-    def _copy_mapped(self, tree: Tree) -> Tree:
-        """Return a copy in which every tensor has the vmap dimension, because the loop may overwrite it in place."""
-        return select(self._count > 0, tree, tree)
-
-    def _plan_batches(self, steps: int, passes: int, first_pass: int) -> Callable[[Number], Batch]:
-        """Compute the samples of all batches in advance and return a function from a step's number to its batch."""
-        rows, device = self._shared.batch_size, self._samples.device
-        numbers = torch.arange(steps, device=device)
-        pass_numbers, positions = numbers // self._num_batches(), numbers % self._num_batches()
-        slots = positions[:, None] * rows + torch.arange(rows, device=device)  # [steps, rows]
-        weights, slots = (slots < self._count).to(self._shared.dtype), slots % self._count
-        chosen = torch.zeros_like(slots)
-        for number in range(passes):
-            order = self._sample_order(first_pass + number)
-            chosen = torch.where((pass_numbers == number)[:, None], order[slots], chosen)
-        chosen = self._samples[chosen]
-        keys = self._random_key(first_pass + pass_numbers, positions) if self.model.has_dropout else None
-
-        def batch_of_step(number: Number) -> Batch:
-            def key() -> Tensor:
-                all_keys = self._random_key(first_pass + pass_numbers, positions) if keys is None else keys
-                return select_entry(all_keys, number)
-
-            if keys is not None:
-                batch_key.set(key())
-            return self._gather(select_entry(chosen, number), select_entry(weights, number), key)
-
-        return batch_of_step
-
-    def _num_batches(self) -> Tensor:
-        """Return the number of batches in one pass over this client's data."""
-        return (self._count + (self._shared.batch_size - 1)) // self._shared.batch_size
-
-    def _data_fraction(self, batch: Batch) -> Tensor:
-        """Return the fraction of the client's examples that are in a batch."""
-        return batch.weight.sum() / self.size
-
-    def _sample_order(self, pass_number: int | Tensor) -> Tensor:
-        """Return the order of samples in a pass; it depends on seed, round, pass, and client, but not on the engine."""
-        key = random.make_key(self._shared.seed, self.round, _ORDER, pass_number, self.index)
-        size = None if self._vmap is None else self._count
-        return random.permutation(key, len(self._samples), size, self._samples.device)
-
-    def _random_key(self, pass_number: Number, position: Number) -> Tensor:
-        """Return the key of the random numbers in a batch, such as dropout masks."""
-        return torch.as_tensor(random.make_key(self._shared.seed, self.round, pass_number, self.index, position))
-
-    def _batch_at(self, order: Tensor, position: Number, pass_number: int) -> Batch:
-        """Return the batch at a position of a pass."""
-        rows = self._shared.batch_size
-
-        def key() -> Tensor:
-            return self._random_key(pass_number, position)
-
-        if self.model.has_dropout:
-            batch_key.set(key())
-        if self._padded:
-            slots = position * rows + torch.arange(rows, device=order.device)
-            chosen = order[slots % self._count]
-            weight = (slots < self._count).to(self._shared.dtype)
-        else:
-            start = int(position) * rows
-            chosen = order[start : start + rows]
-            weight = torch.ones(len(chosen), dtype=self._shared.dtype, device=order.device)
-        return self._gather(self._samples[chosen], weight, key)
-
-    def _gather(self, chosen: Tensor, weight: Tensor, key: Callable[[], Tensor]) -> Batch:
-        return Batch(self._inputs(chosen), self._shared.y[chosen], weight, key)
-
-    def _inputs(self, chosen: Tensor) -> Inputs:
-        x = self._shared.prepare(take_samples(self._shared.x, chosen))
-        if self._vmap is None and isinstance(x, Tensor) and x.ndim == 4 and not x.is_cuda:
-            return x.contiguous(memory_format=torch.channels_last)  # convolution and pooling are 10 % faster
-        return x
 
     def _running_stats(self, tree: Tree) -> Params:
         """Return the running statistics in a tree, by their parameter names."""

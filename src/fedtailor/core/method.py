@@ -68,6 +68,16 @@ class Method:
     state and an upload, and `receive` updates the server state from the uploads. For evaluation, `personalize` and
     `trained` return a client's personal model, and `logits` computes its outputs. Only `train` has no default.
 
+    >>> import fedtailor as ft
+    >>> @dataclass(frozen=True)
+    ... class Average(ft.LocalTraining):
+    ...     def train(self, ctx, state, message):
+    ...         return state, {"params": ctx.sgd(ctx.loss, message["params"], **self.optimizer_options)}
+    ...     def receive(self, server, exchange):
+    ...         return ft.trees.mean(exchange.received, exchange.sizes)
+    >>> fed = ft.load("digits", clients=4)
+    >>> run = ft.simulate(Average(lr=0.05), ft.network("logistic", fed), fed, rounds=2)
+
     Rules:
 
     - Hooks are pure functions: they return new trees and do not modify their arguments or keep state elsewhere.
@@ -148,15 +158,29 @@ class Method:
     # Server hooks. They run as ordinary Python, with trees stacked over the clients of the round.
 
     def init_server(self, setup: Setup) -> Tree:
-        """Return the server state before round 1; by default the initial parameters."""
+        """Return the server state before round 1; by default the initial parameters.
+
+        `trees.repeat(setup.params, setup.num_clients)` stores one model per client.
+        """
         return {"params": setup.params}
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
-        """Return the messages to these clients, stacked; by default all clients receive the whole server state."""
+        """Return the messages to these clients, stacked; by default all clients receive the whole server state.
+
+        Row i of every tensor is sent to `clients[i]`. For one message per client, see `trees.take` and `trees.combine`.
+
+        >>> import torch
+        >>> Method().send({"params": {"w": torch.zeros(3)}}, clients=[5, 8], round=1)["params"]["w"].shape
+        torch.Size([2, 3])
+        """
         return repeat(server, len(clients))
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        """Return the server state after a round, given its messages and uploads; by default it is unchanged."""
+        """Return the server state after a round, given its messages and uploads; by default it is unchanged.
+
+        `exchange.received` contains the uploads, stacked: row i is from client `exchange.clients[i]`, which has
+        `exchange.sizes[i]` training samples. `trees.mean(exchange.received, exchange.sizes)` is FedAvg.
+        """
         return server
 
     def serve(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
@@ -166,17 +190,35 @@ class Method:
     # Client hooks. They see one client and trees that are not stacked.
 
     def init_client(self, setup: Setup) -> Tree:
-        """Return a client's state before its first round; by default it is empty."""
+        """Return a client's state before its first round; by default it is empty.
+
+        It is the same for all clients. `{"own": setup.params}` starts a personal model from the initial parameters.
+        """
         return {}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        """Train for one round and return (new client state, upload)."""
+        """Train for one round and return (new client state, upload).
+
+        The state stays on the client until its next round, and the upload goes to the server. Both are new trees: a
+        tensor of `state` or `message` may be returned, but not changed.
+
+        >>> import fedtailor as ft
+        >>> ctx, params = ft.example_client()
+        >>> state, upload = ft.methods.Ditto().train(ctx, {"own": params}, {"params": params})
+        >>> list(state), list(upload)
+        (['own'], ['params'])
+        """
         raise NotImplementedError
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         """Return the personal model at the moment `received`: after the message arrives and before training.
 
-        The default is the "params" of the message; a method may fine-tune them here.
+        The default is the "params" of the message. Override it if the personal model is something else: a model in the
+        client's state (`{**state["own"]}`), a received body with an own head (`message["params"] | state["head"]`), or
+        the received model after fine-tuning (`ctx.sgd(...)`). `trained` calls it too, so one method gives both moments.
+
+        >>> Method().personalize(None, {}, {"params": {"w": 1.0}})
+        {'w': 1.0}
         """
         if "params" not in message:
             name = type(self).__name__
@@ -187,13 +229,26 @@ class Method:
     def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
         """Return the personal model at the moment `trained`: after training, with the new state and the upload.
 
-        By default, this is `personalize` with the upload in place of the message's entries of the same names. It is
-        called in every round. A client that has not trained yet has the model that it would receive.
+        By default, this is `personalize(ctx, state, message | upload)`: an entry of the upload replaces the entry of
+        the message with the same name, so `personalize` sees the values after training. Override it only if the model
+        after training cannot be computed like this, for example if the upload is a difference of models. It is called
+        in every round. A client that has not trained yet has the model that it would receive.
+
+        >>> message, upload = {"params": {"w": 1.0}, "control": {"w": 5.0}}, {"params": {"w": 2.0}}
+        >>> message | upload
+        {'params': {'w': 2.0}, 'control': {'w': 5.0}}
+        >>> Method().trained(None, {}, message, upload)
+        {'w': 2.0}
         """
         return self.personalize(ctx, state, message | upload)
 
     def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
-        """Return the outputs of a personal model."""
+        """Return the outputs of a personal model.
+
+        Override it if the personal model is more than the network's parameters, such as a network with two heads:
+        `personal` is the tree that `personalize` or `trained` returned, and `model.features` and `model.head_output`
+        compute the two parts of the network.
+        """
         return model.logits(personal, x)
 
     # Hooks for clients that join late. `setup` then describes all clients, including the newcomers.

@@ -1,6 +1,13 @@
-"""Trees, nested dicts of tensors, and functions on them. All states, messages, and uploads are trees.
+"""Trees, nested dicts of tensors, and functions on them, also as `ft.trees`. States, messages, and uploads are trees.
 
 Trees are matched by name, never by position. A stacked tree has clients on the leading axis of every tensor.
+
+| on one tree | on stacked trees, for the server |
+|---|---|
+| `add`, `sub`, `scale`, `zeros_like`, `select` | these too; also `put` (replace the rows of some clients) |
+| `dot`, `squared_distance` | `dots` (all pairs of clients), `squared_norms` (one per client) |
+| `repeat`, `stack` (make a stacked tree) | `take` (some clients), `mean` (one tree), `combine` (one mixture per row) |
+| `map_leaves`, `leaves` (anything else) | `map_leaves`, `leaves` |
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +26,13 @@ Outline = dict[str, Any]  # structure of a tree, for JSON: name -> None (a tenso
 class Rows(NamedTuple):
     """A table in which rows may be absent, such as one prototype per class for a client without some classes.
 
-    The shape is constant. Absent rows are not sent, do not count toward the bytes, and arrive as zeros.
+    The shape is constant. Absent rows are not sent, do not count toward the bytes, and arrive as zeros. In a stacked
+    tree, `values` and `present` have a leading axis of clients, so a mean over the clients that have a row is:
 
-    >>> Rows(torch.ones(3, 2), torch.tensor([True, False, True])).values.shape
-    torch.Size([3, 2])
+    >>> rows = Rows(torch.tensor([[[1.0], [5.0]], [[3.0], [0.0]]]), torch.tensor([[True, True], [True, False]]))
+    >>> rows.values.sum(0) / rows.present.sum(0).clamp(min=1)[:, None]
+    tensor([[2.],
+            [5.]])
     """
 
     values: Tensor  # [rows, ...]
@@ -51,7 +61,11 @@ def _map(function: Callable[..., Any], nodes: Sequence[Any]) -> Any:
 
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor | Rows]]:
-    """Yield (path, leaf) for every leaf; the path joins the names with "/"."""
+    """Yield (path, leaf) for every leaf; the path joins the names with "/".
+
+    >>> [path for path, _ in leaves({"params": {"w": torch.ones(2)}, "step": torch.tensor(1)})]
+    ['params/w', 'step']
+    """
     for name, node in tree.items():
         if isinstance(node, dict):
             yield from leaves(node, f"{prefix}{name}/")
@@ -164,8 +178,12 @@ def cache_by_identity(function: Callable[..., Any]) -> Callable[..., Any]:
 def take(stacked: Tree, position: int | Tensor) -> Tree:
     """Return the tree at one position of a stacked tree, or the stacked trees at several positions.
 
-    >>> take({"w": torch.tensor([5, 6])}, 1)
-    {'w': tensor(6)}
+    Positions count the rows of the tree. In `receive`, row i of `exchange.received` belongs to client
+    `exchange.clients[i]`; a server state with one row per client is indexed by the clients' numbers.
+
+    >>> stacked = {"w": torch.tensor([5, 6, 7])}
+    >>> take(stacked, 1), take(stacked, torch.tensor([0, 2]))
+    ({'w': tensor(6)}, {'w': tensor([5, 7])})
     """
     return map_leaves(lambda leaf: leaf[position], stacked)
 
@@ -185,8 +203,11 @@ def mean(stacked: Tree, weights: Tensor | None = None) -> Tree:
 def combine(weights: Tensor, stacked: Tree) -> Tree:
     """Return Σ_j weights[i, j] · tree_j, stacked over i: one linear combination per row of weights.
 
-    >>> combine(torch.tensor([[0.5, 0.5]]), {"a": torch.tensor([1.0, 3.0])})
-    {'a': tensor([2.])}
+    A server that sends every client its own mixture of models returns this from `send`, with one row per client of the
+    round and one column per model. The rows are not normalized.
+
+    >>> combine(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), {"a": torch.tensor([1.0, 3.0])})
+    {'a': tensor([2., 1.])}
     """
     return map_leaves(lambda leaf: torch.tensordot(weights.to(leaf.dtype), leaf, dims=1), stacked)
 
@@ -250,7 +271,11 @@ def _grow(path: str, old: Any, fresh: Any) -> Any:
 
 
 def flatten(tree: Tree) -> Params:
-    """Return a flat dict of tensors with "/" between names, for files; `unflatten` is the inverse."""
+    """Return a flat dict of tensors with "/" between names, for files; `unflatten` is the inverse.
+
+    >>> flatten({"params": {"w": torch.tensor(1)}})
+    {'params/w': tensor(1)}
+    """
     flat: Params = {}
     for path, leaf in leaves(tree):
         if isinstance(leaf, Rows):

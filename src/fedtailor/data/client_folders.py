@@ -11,7 +11,6 @@ All clients have the same format, and all images have the same size. The folder 
 """
 
 import reprlib
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.core.memory_limits import check_memory
+from fedtailor.data.client_arrays import ClientArrays
 from fedtailor.data.folder_entries import list_entries
 from fedtailor.data.image_files import is_image, read_image, read_image_size
 from fedtailor.data.npz import npz_bytes, read_npz
@@ -33,16 +33,7 @@ Array = NDArray[Any]
 Arrays = tuple[Array, Array, Array, Array]
 
 
-@dataclass(frozen=True)
-class FolderContents:
-    """The clients in a folder, named after their files or subfolders."""
-
-    clients: list[Arrays]
-    names: list[str]
-    class_names: tuple[str, ...] | None  # of the folders of images; None: the labels are in the arrays
-
-
-def read_folder(folder: Path, *, test: float, seed: int) -> FolderContents:
+def read_folder(folder: Path, *, test: float, seed: int) -> ClientArrays:
     """Read all clients in a folder; `test` is the fraction of samples that is held out."""
     if not 0 < test < 1:
         raise DataError(f"test must be a fraction between 0 and 1, got {test}.")
@@ -62,7 +53,7 @@ def read_client(path: Path, name: str, *, test: float, seed: int) -> Arrays:
         raise DataError(f"'{path}' cannot be read: {error.strerror}.") from error
 
 
-def _read_clients(folder: Path, test: float, seed: int) -> FolderContents:
+def _read_clients(folder: Path, test: float, seed: int) -> ClientArrays:
     if not folder.is_dir():
         raise DataError(f"There is no folder '{folder}'.")
     archives = list_entries(folder, "*.npz", Path.is_file, folder)
@@ -72,7 +63,7 @@ def _read_clients(folder: Path, test: float, seed: int) -> FolderContents:
     if archives:
         check_memory(sum(npz_bytes(path, (*_NAMES, "x", "y")) for path in archives), f"The data in '{folder}'")
         clients = [_read_npz(path, test, (seed, client)) for client, path in enumerate(archives)]
-        return FolderContents(clients, [path.stem for path in archives], None)
+        return ClientArrays(clients, [path.stem for path in archives])
     classes = sorted({path.name for client in folders for path in list_entries(client, "*", Path.is_dir, folder)})
     if not classes:
         raise DataError(f"Each client folder in '{folder}' must contain one folder of images per class.")
@@ -80,7 +71,7 @@ def _read_clients(folder: Path, test: float, seed: int) -> FolderContents:
     check_memory(sum(len(own) * 3 * prod(read_image_size(own[0])) for own in files), f"The images in '{folder}'")
     samples = [_read_images(client.name, own, classes) for client, own in zip(folders, files, strict=True)]
     clients = [_hold_out(*pair, test, (seed, client)) for client, pair in enumerate(samples)]
-    return FolderContents(clients, [path.name for path in folders], tuple(classes))
+    return ClientArrays(clients, [path.name for path in folders], tuple(classes))
 
 
 def _read_npz(path: Path, test: float, seed: tuple[int, int]) -> Arrays:

@@ -1,7 +1,7 @@
 """Named data sets and their partition into clients."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,10 @@ from fedtailor.data.partition import PARTITIONS, partition_samples
 from fedtailor.errors import DataError, unknown_name
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]  # inputs and labels
-_FOLDER_SETTINGS = ("name", "folder", "test", "seed", "classes", "regression")
+_FOLDER_SETTINGS = {  # of data sets that are already split into clients; a run sets the seed of any data set
+    "folder": ("name", "folder", "test", "seed", "classes", "regression"),
+    "pfllib": ("name", "folder", "seed"),
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,20 @@ DATASETS: dict[str, Dataset] = {
     ),
 }  # fmt: skip
 
+OWN_DATA = {  # readers of your own files, which data.folder names -> description
+    "folder": "your own data: one .npz file or one folder of images per client",
+    "pfllib": "a data set that PFLlib generated: config.json, train/0.npz, test/0.npz, and so on",
+}
+
+
+def known_data() -> list[str]:
+    """Return the names of all data sets.
+
+    >>> known_data()[0]
+    'digits'
+    """
+    return [*DATASETS, *OWN_DATA]
+
 
 @dataclass(frozen=True)
 class Data:
@@ -67,15 +84,15 @@ class Data:
     the same proportions of classes as its training data.
     """
 
-    name: Annotated[str, "digits, fashion-mnist, mnist, cifar10, or folder: your own data"] = "digits"
-    clients: Annotated[int, "number of clients; the data set folder has its own"] = 20
+    name: Annotated[str, "digits, fashion-mnist, mnist, cifar10; your own data: folder, pfllib"] = "digits"
+    clients: Annotated[int, "number of clients; your own data has its own"] = 20
     partition: Annotated[str, "iid, dirichlet, pathological, or power_law"] = "dirichlet"
     alpha: Annotated[float, "of dirichlet; small: clients with few classes each, large: similar clients"] = 0.1
     classes_per_client: Annotated[int | None, "of pathological (default 2) and power_law (default all)"] = None
     exponent: Annotated[float, "of power_law"] = 1.0
     min_size: Annotated[int, "minimum number of samples per client"] = 10
     test: Annotated[float, "fraction of each client's samples that is held out for testing"] = 0.25
-    folder: Annotated[str | None, "folder of the publisher's files, or of your clients if the name is folder"] = None
+    folder: Annotated[str | None, "folder of the publisher's files, or of your own data"] = None
     seed: Annotated[int | None, "of the split; default: the run's seed"] = None
     classes: Annotated[int | None, "number of classes in the folder, if some have no samples"] = None
     regression: Annotated[bool | None, "whether the folder's targets are numbers, if they could be classes"] = None
@@ -83,19 +100,12 @@ class Data:
     def load(self) -> Federation:
         """Return the federation that these settings describe."""
         seed = self.seed or 0
-        if self.name == "folder":
-            if self.folder is None:
-                raise DataError("The data set 'folder' needs data.folder, the folder of your clients.")
-            for f in fields(self):
-                if f.name not in _FOLDER_SETTINGS and getattr(self, f.name) != f.default:
-                    raise DataError(f"The data set 'folder' is already split into clients; remove data.{f.name}.")
-            return Federation.from_folder(
-                self.folder, test=self.test, seed=seed, classes=self.classes, regression=self.regression
-            )
+        if self.name in OWN_DATA:
+            return self._load_own(seed)
         if self.classes is not None or self.regression is not None:
             raise DataError("data.classes and data.regression apply only to the data set 'folder'.")
         if self.name not in DATASETS:
-            raise unknown_name("data set", self.name, [*DATASETS, "folder"])
+            raise unknown_name("data set", self.name, known_data())
         if self.partition == "by_owner":
             raise DataError(f"{self.name} has no owners to split by; use Federation.from_dataset(dataset, owners).")
         if self.partition not in PARTITIONS:  # checked before the download
@@ -110,6 +120,19 @@ class Data:
             x, y, owned, test=self.test, seed=seed, classes=int(y.max()) + 1, mean=dataset.mean,
             std=dataset.std, settings=asdict(self) | {"seed": seed},
         )  # fmt: skip
+
+    def _load_own(self, seed: int) -> Federation:
+        if self.folder is None:
+            raise DataError(f"The data set '{self.name}' needs data.folder, the folder of your clients.")
+        for f in fields(self):
+            if f.name not in _FOLDER_SETTINGS[self.name] and getattr(self, f.name) != f.default:
+                raise DataError(f"The data set '{self.name}' is already split into clients; remove data.{f.name}.")
+        if self.name == "pfllib":
+            fed = Federation.from_pfllib(self.folder)
+            return replace(fed, settings={**fed.settings, "seed": seed})  # recorded for every data set
+        return Federation.from_folder(
+            self.folder, test=self.test, seed=seed, classes=self.classes, regression=self.regression
+        )
 
 
 def load(name: str, **settings: Any) -> Federation:

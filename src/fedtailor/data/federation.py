@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.model import Inputs
+from fedtailor.data.client_arrays import ClientArrays
 from fedtailor.data.conversion import encode_labels, resolve_targets, to_inputs, to_targets, warn_if_random
 from fedtailor.data.partition import Indices, hold_out, samples_by_client
 from fedtailor.errors import DataError
@@ -207,10 +208,58 @@ class Federation:
         found = read_folder(Path(folder), test=test, seed=seed)
         settings = {"name": "folder", "folder": str(folder), "test": test, "seed": seed}
         settings |= {n: v for n, v in {"classes": classes, "regression": regression}.items() if v is not None}
-        return cls.from_arrays(
-            found.clients, names=found.names, classes=classes, regression=regression, settings=settings,
-            **({} if found.class_names is None else {"class_names": found.class_names}),
-        )  # fmt: skip
+        return cls._from_client_arrays(found, classes=classes, regression=regression, settings=settings)
+
+    @classmethod
+    def from_pfllib(cls, folder: str | Path) -> "Federation":
+        """Read a data set that PFLlib generated, with its clients and their training and test data; see
+        `fedtailor.data.pfllib`."""
+        from fedtailor.data.pfllib import read_pfllib
+
+        found, classes = read_pfllib(Path(folder))
+        return cls._from_client_arrays(found, classes=classes, settings={"name": "pfllib", "folder": str(folder)})
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset: Any,
+        *,
+        client: str | None = None,
+        x: str | Sequence[str] | Mapping[str, str] | None = None,
+        y: str | None = None,
+        names: Sequence[str] | None = None,
+        test: float = 0.25,
+        seed: int = 0,
+        classes: int | None = None,
+        regression: bool | None = None,
+    ) -> "Federation":
+        """Make a federation from Hugging Face `datasets`: pip install 'fedtailor[huggingface]'.
+
+        `dataset` is a `Dataset` with a column that names the client of each sample; a `DatasetDict` of the splits train
+        and test with this column; or one partition per client, as Flower Datasets makes them, in a list or a dict by
+        name: a `Dataset`, or a `DatasetDict` of train and test. Without a test split, the fraction `test` of each
+        client is held out.
+
+        `client`, `x`, and `y` are names of columns; x and y may be omitted if they are clear from the columns. A list
+        of numeric columns as x gives one vector per sample, and a dict gives inputs with several parts.
+
+        >>> import datasets
+        >>> data = datasets.Dataset.from_dict({"who": ["ann", "bob"] * 4, "x": [[0.5, 1.0]] * 8, "label": [0, 1] * 4})
+        >>> Federation.from_huggingface(data, client="who").names
+        ('ann', 'bob')
+        """
+        from fedtailor.data.huggingface import read_huggingface
+
+        found = read_huggingface(dataset, client, x, y, test, seed)
+        labels = _client_names(found.names if names is None else names, len(found.names))
+        extra = {"class_names": found.class_names}
+        return cls._build(found.x, found.y, found.train, found.test, labels, classes, regression, extra)
+
+    @classmethod
+    def _from_client_arrays(cls, found: ClientArrays, **options: Any) -> "Federation":
+        if found.class_names is not None:
+            options["class_names"] = found.class_names
+        return cls.from_arrays(found.clients, names=found.names, **options)
 
     @classmethod
     def _build(
@@ -309,6 +358,8 @@ def _check(fed: Federation) -> None:
             raise DataError(
                 f"mean and std need one value per channel, for inputs with a single part, got {len(values)} values."
             )
+    if fed.class_names is not None and len(fed.class_names) != fed.classes:
+        raise DataError(f"There are {len(fed.class_names)} names of classes, but classes is {fed.classes}.")
     for name, own in zip(fed.names, fed.train, strict=True):
         if not len(own):
             raise DataError(f"Client {name} has no training data; add some or remove the client.")

@@ -5,8 +5,9 @@ import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
@@ -31,6 +32,23 @@ def read_npz(path: Path, names: Collection[str]) -> tuple[dict[str, NDArray[Any]
         members = _members(archive)
         check_memory(_total_size(members, names), repr(path.name))
         return {name: _read_member(archive, members[name]) for name in names if name in members}, list(members)
+
+
+def read_object_array(path: Path, name: str) -> bytes | None:
+    """Return the pickle of an array of Python objects without opening it; None if the file has no such array.
+
+    >>> read_object_array(Path("nowhere.npz"), "data")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fedtailor.errors.DataError: 'nowhere.npz' cannot be read as an .npz file of plain arrays; save it...
+    """
+    with _opened(path) as archive:
+        member = _members(archive).get(name)
+        if member is None:
+            return None
+        check_memory(member.file_size, repr(path.name))
+        with _opened_member(archive, member) as stream:
+            _, dtype = _read_header(stream)
+            return stream.read() if dtype.hasobject else None
 
 
 def npz_bytes(path: Path, names: Collection[str]) -> int:
@@ -61,17 +79,27 @@ def _total_size(members: Members, names: Collection[str]) -> int:
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    if member.compress_type not in _COMPRESSIONS:
-        raise ValueError("a compression that numpy does not use")
-    with archive.open(member) as stream:
-        head = stream.read(12)  # magic, version, and length of the header in two or four bytes
-        if int.from_bytes(head[8 : 10 if head[6:7] == b"\1" else 12], "little") > _MAX_HEADER:
-            raise ValueError("an invalid header")
-        stream.seek(0)
-        shape, _, dtype = _HEADER_READERS[npy.read_magic(stream)](stream)
+    with _opened_member(archive, member) as stream:
+        shape, dtype = _read_header(stream)
         rows = shape[0] if shape else 1
         if min(shape, default=0) < 0 or max(math.prod(shape) * dtype.itemsize, rows) > member.file_size:
             raise ValueError("more elements than the file contains, or samples without bytes")
         stream.seek(0)
         array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
         return array
+
+
+def _opened_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> IO[bytes]:
+    if member.compress_type not in _COMPRESSIONS:
+        raise ValueError("a compression that numpy does not use")
+    return archive.open(member)
+
+
+def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return the shape and the dtype of an array; the stream is then at its content."""
+    head = stream.read(12)  # magic, version, and length of the header in two or four bytes
+    if int.from_bytes(head[8 : 10 if head[6:7] == b"\1" else 12], "little") > _MAX_HEADER:
+        raise ValueError("an invalid header")
+    stream.seek(0)
+    shape, _, dtype = _HEADER_READERS[npy.read_magic(stream)](stream)
+    return shape, dtype

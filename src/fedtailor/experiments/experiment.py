@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model
 from fedtailor.core.untrusted_input import check_settings, read_toml
-from fedtailor.data.datasets import DATASETS, Data
+from fedtailor.data.datasets import DATASETS, Data, known_data
 from fedtailor.data.federation import Federation
 from fedtailor.errors import unknown_name
 from fedtailor.experiments.parsing import NestedSettings, build_dataclass, build_named, named_settings
@@ -88,8 +88,8 @@ def make_experiment(settings: NestedSettings) -> Experiment:
     parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg")}
     parts["network"] = build_named("network", rest.pop("network", {}), NETWORKS, None)
     data = named_settings("data", rest.pop("data", {}), "digits")
-    if data["name"] not in (known_data := [*DATASETS, "folder"]):
-        raise unknown_name("data set", data["name"], known_data)
+    if data["name"] not in known_data():
+        raise unknown_name("data set", data["name"], known_data())
     parts["data"] = build_dataclass(Data, data, data["name"], "data")
     experiment: Experiment = build_dataclass(Experiment, rest | parts, "the experiment")
     return experiment

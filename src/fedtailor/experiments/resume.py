@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtailor.core.method import Method
 from fedtailor.core.model import ModelLike, as_model
-from fedtailor.data.datasets import DATASETS
+from fedtailor.data.datasets import known_data
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DamagedRunError, RunError
 from fedtailor.experiments.experiment import Experiment, make_experiment
@@ -87,7 +87,7 @@ def _experiment(
     known = {
         "method": ("method", [*METHODS]),
         "network": ("model", [*NETWORKS]),
-        "data": ("fed", [*DATASETS, "folder"]),
+        "data": ("fed", known_data()),
     }
     for part, (argument, names) in known.items():
         name = _innermost(settings[part]).get("name")

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedtailor.core.trees import Params
 from fedtailor.core.untrusted_input import check_settings, parse_json
-from fedtailor.data.datasets import DATASETS, Data
+from fedtailor.data.datasets import Data, known_data
 from fedtailor.data.input_spec import SINGLE_INPUT, InputSpec
 from fedtailor.errors import RunError
 from fedtailor.experiments.parsing import build_dataclass
@@ -102,8 +102,16 @@ def _from_run(folder: Path, client: int, moment: str, inputs: InputSpec | None) 
         raise_remote_client(client)
     if not is_finished(folder):
         raise RunError(f"The run in '{folder}' is not finished; {resume_hint(folder)}.")
-    model_info = ModelInfo(
-        run=folder.resolve().name,
+    described = model_info(folder.resolve().name, settings, info, client, moment, inputs)
+    return described, read_model(folder, model_file(client, moment))
+
+
+def model_info(
+    run: str, settings: Mapping[str, Any], info: Mapping[str, Any], client: int, moment: str, inputs: InputSpec | None
+) -> ModelInfo:
+    """Return the metadata of a client's model from the settings and the info of its run."""
+    return ModelInfo(
+        run=run,
         client=str(client),
         moment=moment,
         method=settings["method"],
@@ -111,14 +119,13 @@ def _from_run(folder: Path, client: int, moment: str, inputs: InputSpec | None) 
         inputs=inputs or _inputs_of_run(settings["data"], info),
         dtype=str(settings.get("dtype")),
     )
-    return model_info, read_model(folder, model_file(client, moment))
 
 
 def _inputs_of_run(data: Mapping[str, Any], info: Mapping[str, Any]) -> InputSpec:
     """Return the input format that a run recorded, or else that of its data."""
     if isinstance(inputs := info.get("inputs"), dict):
         return _parse_input_spec(inputs)
-    if data["name"] not in (*DATASETS, "folder"):
+    if data["name"] not in known_data():
         raise RunError("The run did not record its input format; pass its data: ft.load_personal(path, fed=...).")
     settings: Data = build_dataclass(Data, data, data["name"], "data")
     return InputSpec.from_federation(settings.load())

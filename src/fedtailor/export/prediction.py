@@ -31,7 +31,7 @@ Array = NDArray[Any]
 class Predictions:
     """One row per sample. For a classifier: the class and its probability, the softmax of the outputs."""
 
-    samples: Sequence[str]  # names: the index in the file, or the image's name
+    samples: Sequence[str | int]  # the index in the file or the federation, or the image's name
     outputs: Tensor  # [samples, ...]
     classify: bool
     class_names: Sequence[str] | None = None  # None: classes have only numbers
@@ -48,16 +48,16 @@ class Predictions:
         """
         if self.classify:
             best = self.probabilities.max(1)
-            labels = self._labels()
-            found = (labels[index] for index in best.indices.tolist())
+            found = (self.labels[index] for index in best.indices.tolist())
             table = zip(self.samples, found, best.values.tolist(), strict=True)
             return ["sample", "class", "probability"], [list(row) for row in table]
         flat = self.outputs.reshape(len(self.samples), -1)
         columns = ["prediction"] if flat.shape[1] == 1 else [f"prediction_{i}" for i in range(flat.shape[1])]
         return ["sample", *columns], [[name, *row] for name, row in zip(self.samples, flat.tolist(), strict=True)]
 
-    def _labels(self) -> Sequence[Any]:
-        """Return the names of the classes, or their numbers."""
+    @property
+    def labels(self) -> Sequence[Any]:
+        """The names of the classes, or their numbers."""
         return self.class_names or range(self.outputs.shape[1])
 
     def save(self, path: Path) -> None:
@@ -70,45 +70,49 @@ class Predictions:
     def _csv(self) -> bytes:
         columns, rows = self.rows()
         if self.classify:
-            columns = [*columns, *(f"probability_{label}" for label in self._labels())]
+            columns = [*columns, *(f"probability_{label}" for label in self.labels)]
             rows = [[*row, *values] for row, values in zip(rows, self.probabilities.tolist(), strict=True)]
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(
-            [columns, *([_escape_formula(value) for value in row] for row in rows)]
+            [columns, *([escape_formula(value) for value in row] for row in rows)]
         )
         return text.getvalue().encode()
 
     def _npz(self) -> bytes:
         arrays = {"sample": np.array(self.samples), "outputs": self.outputs.numpy()}
         if self.classify:
-            best = np.array(self._labels())[self.probabilities.argmax(1).numpy()]
+            best = np.array(self.labels)[self.probabilities.argmax(1).numpy()]
             arrays |= {"class": best, "probabilities": self.probabilities.numpy()}
         file = io.BytesIO()
         np.savez(file, **arrays)  # type: ignore[arg-type]
         return file.getvalue()
 
 
-def _escape_formula(value: Any) -> Any:
+def escape_formula(value: Any) -> Any:
     """Escape a name that a spreadsheet would execute as a formula; names of images and classes are untrusted."""
     is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if is_formula else value
 
 
-@torch.no_grad()
 def predict(model: nn.Module, path: str | Path) -> Predictions:
     """Predict the samples in a file or folder with a model from `ft.load_personal`."""
     info: ModelInfo | None = getattr(model, "info", None)
     if info is None:
         raise ConfigError("predict takes a model from ft.load_personal.")
-    names, x = read_samples(Path(path), info.inputs)
-    batches = [take_samples(x, slice(start, start + _BATCH_SIZE)) for start in range(0, len(names), _BATCH_SIZE)]
+    return predict_samples(model, info, *read_samples(Path(path), info.inputs))
+
+
+@torch.no_grad()
+def predict_samples(model: nn.Module, info: ModelInfo, samples: Sequence[str | int], x: Inputs) -> Predictions:
+    """Predict samples in the input format of the model; `samples` are their names."""
+    batches = [take_samples(x, slice(start, start + _BATCH_SIZE)) for start in range(0, len(samples), _BATCH_SIZE)]
     outputs = torch.cat([model(batch) for batch in batches])
     if outputs.isnan().any():  # samples are finite, so the model is the cause
         raise ConfigError(f"The model of client {info.client} diverged in training: its outputs are NaN.")
     classes = info.inputs.classes
     classify = classes is not None and outputs.ndim == 2 and outputs.shape[1] >= max(2, classes)
     known = info.inputs.class_names
-    return Predictions(names, outputs, classify, known if known and len(known) == outputs.shape[1] else None)
+    return Predictions(samples, outputs, classify, known if known and len(known) == outputs.shape[1] else None)
 
 
 def read_samples(path: Path, input_spec: InputSpec) -> tuple[list[str], Inputs]:

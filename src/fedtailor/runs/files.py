@@ -34,6 +34,23 @@ def write_atomic(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary file that is renamed to `path` on success, for content that is written in parts.
+
+    >>> from tempfile import mkdtemp
+    >>> with atomic_file(Path(mkdtemp()) / "file") as temporary: temporary.write_bytes(b"content")
+    7
+    """
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def write_private(path: Path, data: bytes) -> None:
     """Write a file that only this user can read, from its first byte on.
 

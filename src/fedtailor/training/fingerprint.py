@@ -25,13 +25,18 @@ def fingerprint(method: dict[str, Any], kind: type[Method], model: Model, fed: F
     state = model.module.state_dict()
     layers = {name: [list(value.shape), str(value.dtype)] for name, value in state.items()}
     constants = [buffer for name, buffer in model.module.named_buffers() if name not in state]  # in no state_dict
-    parts = [fed.x] if isinstance(fed.x, Tensor) else [part for _, part in sorted(fed.x.items())]
-    preprocessing = [fed.mean, fed.std, fed.classes]
     return {
         "method": _hash([is_custom, kind.__qualname__, method]),
         "model": _hash([repr(model.module), model.head, sorted(layers.items()), _hash_tensors(constants)]),
-        "data": _hash([fed.names, preprocessing, *(_hash_tensors(t) for t in ([*parts, fed.y], fed.train, fed.test))]),
+        "data": data_fingerprint(fed),
     }
+
+
+def data_fingerprint(fed: Federation) -> str:
+    """Return a short hash of all samples and their clients."""
+    parts = [fed.x] if isinstance(fed.x, Tensor) else [part for _, part in sorted(fed.x.items())]
+    preprocessing = [fed.mean, fed.std, fed.classes]
+    return _hash([fed.names, preprocessing, *(_hash_tensors(t) for t in ([*parts, fed.y], fed.train, fed.test))])
 
 
 def _hash(value: Any) -> str:

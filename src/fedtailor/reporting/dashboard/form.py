@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedtailor.core.method import Method
-from fedtailor.data.datasets import DATASETS, Data
+from fedtailor.data.datasets import DATASETS, OWN_DATA, Data, known_data
 from fedtailor.data.partition import PARTITIONS
 from fedtailor.errors import RunError, unknown_name
 from fedtailor.experiments.experiment import Experiment, make_experiment
@@ -25,7 +25,7 @@ from fedtailor.training.unreliable import Unreliable
 _TABLES = {"data": Data, "unreliable": Unreliable, "channel": Channel}  # tables of an experiment with fixed fields
 _TITLES = {"": "Run", "data": "Data", "unreliable": "Unreliable clients", "channel": "Channel"}
 _CHOICES = {  # string fields that accept only these values
-    "data.name": [*DATASETS, "folder"],
+    "data.name": known_data(),
     "data.partition": [*PARTITIONS],
     "engine": ["auto", *ENGINES],
 }
@@ -50,8 +50,7 @@ def form_schema() -> dict[str, Any]:
             for name, paper in catalog().items()
         },
         "networks": {n: {"description": _first_line(cls), "fields": _fields(cls, "")} for n, cls in NETWORKS.items()},
-        "data": {name: dataset.description for name, dataset in DATASETS.items()}
-        | {"folder": "your own data: one .npz file or one folder of images per client"},
+        "data": {name: dataset.description for name, dataset in DATASETS.items()} | OWN_DATA,
     }
 
 
@@ -65,7 +64,7 @@ def parse_form(values: Mapping[str, Any]) -> tuple[dict[str, Any], Experiment]:
     experiment = make_experiment(settings)
     experiment.channel.check(experiment.method)
     clients, participation = experiment.data.clients, experiment.participation
-    if experiment.data.name != "folder" and clients > 0:  # a folder's clients are unknown; zero is an error later
+    if experiment.data.name not in OWN_DATA and clients > 0:  # a folder's clients are unknown; zero is an error later
         rounds = experiment.rounds if experiment.schedule is not None else min(experiment.num_rounds, 1)
         make_schedule(clients, rounds, participation, experiment.seed, experiment.schedule, experiment.unreliable)
     return settings, experiment

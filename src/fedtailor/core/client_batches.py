@@ -1,0 +1,154 @@
+"""`ClientBatches`: a client's training samples as batches, and loops over them; the basis of `ClientContext`."""
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from fedtailor.core import random
+from fedtailor.core.batch import Batch, SharedContext, take_samples
+from fedtailor.core.functional_layers import batch_key
+from fedtailor.core.model import Inputs, Model
+from fedtailor.core.trees import Tree, select
+from fedtailor.core.vmap_context import Number, VmapContext, select_entry, vmap_max
+
+_ORDER = 1  # salt that separates the order of samples from the random numbers of `ClientContext`
+
+
+class ClientBatches:
+    """A client's training samples in one round: the order of their batches, padding, and random keys."""
+
+    def __init__(
+        self,
+        shared: SharedContext,
+        round: int,
+        index: Tensor,
+        size: Tensor,
+        samples: Tensor,
+        *,
+        vmap: VmapContext | None = None,  # None: this client runs by itself, without torch.func.vmap
+    ) -> None:
+        self._shared, self._samples, self._vmap = shared, samples, vmap
+        self.model: Model = shared.model
+        self.round, self.rounds = round, shared.rounds
+        self.num_clients, self.total_size = shared.num_clients, shared.total_size
+        self.participation = shared.participation
+        self.index, self._count = index, size
+        self.size = size.to(shared.dtype)  # in the dtype of the tensors that it weights
+        # Padding affects batch statistics, and dropout if samples are not the first axis. With such models, all engines
+        # pad, so that they compute the same values.
+        self._padded = vmap is not None or bool(shared.model.running_stats) or shared.model.has_dropout
+        self._max_batches = -(-len(samples) // shared.batch_size) if vmap is None else vmap.max_batches
+        self._equal_batches = vmap is None or vmap.min_batches == vmap.max_batches  # no step of a pass is masked
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a ClientContext cannot be pickled, because a client's data must not leave the client")
+
+    def _run_steps(
+        self,
+        step: Callable[[Tree, Batch], Tree],
+        state: Tree,
+        steps: int | Tensor,
+        max_steps: int,
+        passes: int | None = None,
+        first_pass: int = 0,
+    ) -> Tree:
+        """Apply `step` to `steps` batches, pass after pass; under vmap, steps beyond a client's last are masked."""
+        if self._vmap is None:
+            return self._run_steps_unmapped(step, state, min(int(steps), max_steps), first_pass)
+        if isinstance(steps, Tensor) and passes is None:
+            max_steps = min(max_steps, vmap_max(steps))
+        passes = -(-max_steps // self._vmap.min_batches) if passes is None else passes
+        batch_of_step = self._plan_batches(max_steps, passes, first_pass)
+
+        def advance(state: Tree, number: Number) -> Tree:
+            new = step(state, batch_of_step(number))
+            return select(number < steps, new, state) if isinstance(steps, Tensor) else new
+
+        return self._vmap.loop(advance, self._copy_mapped(state), 0, max_steps)
+
+    def _run_steps_unmapped(
+        self, step: Callable[[Tree, Batch], Tree], state: Tree, steps: int, first_pass: int
+    ) -> Tree:
+        for number in range(steps):
+            passes, position = divmod(number, self._max_batches)
+            if position == 0:
+                order = self._sample_order(first_pass + passes)
+            state = step(state, self._batch_at(order, position, first_pass + passes))
+        return state
+
+    def _copy_mapped(self, tree: Tree) -> Tree:
+        """Return a copy in which every tensor has the vmap dimension, because the loop may overwrite it in place."""
+        return select(self._count > 0, tree, tree)
+
+    def _plan_batches(self, steps: int, passes: int, first_pass: int) -> Callable[[Number], Batch]:
+        """Compute the samples of all batches in advance and return a function from a step's number to its batch."""
+        rows, device = self._shared.batch_size, self._samples.device
+        numbers = torch.arange(steps, device=device)
+        pass_numbers, positions = numbers // self._num_batches(), numbers % self._num_batches()
+        slots = positions[:, None] * rows + torch.arange(rows, device=device)  # [steps, rows]
+        weights, slots = (slots < self._count).to(self._shared.dtype), slots % self._count
+        chosen = torch.zeros_like(slots)
+        for number in range(passes):
+            order = self._sample_order(first_pass + number)
+            chosen = torch.where((pass_numbers == number)[:, None], order[slots], chosen)
+        chosen = self._samples[chosen]
+        keys = self._random_key(first_pass + pass_numbers, positions) if self.model.has_dropout else None
+
+        def batch_of_step(number: Number) -> Batch:
+            def key() -> Tensor:
+                all_keys = self._random_key(first_pass + pass_numbers, positions) if keys is None else keys
+                return select_entry(all_keys, number)
+
+            if keys is not None:
+                batch_key.set(key())
+            return self._gather(select_entry(chosen, number), select_entry(weights, number), key)
+
+        return batch_of_step
+
+    def _num_batches(self) -> Tensor:
+        """Return the number of batches in one pass over this client's data."""
+        return (self._count + (self._shared.batch_size - 1)) // self._shared.batch_size
+
+    def _data_fraction(self, batch: Batch) -> Tensor:
+        """Return the fraction of the client's examples that are in a batch."""
+        return batch.weight.sum() / self.size
+
+    def _sample_order(self, pass_number: int | Tensor) -> Tensor:
+        """Return the order of samples in a pass; it depends on seed, round, pass, and client, but not on the engine."""
+        key = random.make_key(self._shared.seed, self.round, _ORDER, pass_number, self.index)
+        size = None if self._vmap is None else self._count
+        return random.permutation(key, len(self._samples), size, self._samples.device)
+
+    def _random_key(self, pass_number: Number, position: Number) -> Tensor:
+        """Return the key of the random numbers in a batch, such as dropout masks."""
+        return torch.as_tensor(random.make_key(self._shared.seed, self.round, pass_number, self.index, position))
+
+    def _batch_at(self, order: Tensor, position: Number, pass_number: int) -> Batch:
+        """Return the batch at a position of a pass."""
+        rows = self._shared.batch_size
+
+        def key() -> Tensor:
+            return self._random_key(pass_number, position)
+
+        if self.model.has_dropout:
+            batch_key.set(key())
+        if self._padded:
+            slots = position * rows + torch.arange(rows, device=order.device)
+            chosen = order[slots % self._count]
+            weight = (slots < self._count).to(self._shared.dtype)
+        else:
+            start = int(position) * rows
+            chosen = order[start : start + rows]
+            weight = torch.ones(len(chosen), dtype=self._shared.dtype, device=order.device)
+        return self._gather(self._samples[chosen], weight, key)
+
+    def _gather(self, chosen: Tensor, weight: Tensor, key: Callable[[], Tensor]) -> Batch:
+        return Batch(self._inputs(chosen), self._shared.y[chosen], weight, key)
+
+    def _inputs(self, chosen: Tensor) -> Inputs:
+        x = self._shared.prepare(take_samples(self._shared.x, chosen))
+        if self._vmap is None and isinstance(x, Tensor) and x.ndim == 4 and not x.is_cuda:
+            return x.contiguous(memory_format=torch.channels_last)  # convolution and pooling are 10 % faster
+        return x

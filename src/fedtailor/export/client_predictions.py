@@ -1,0 +1,213 @@
+"""Predictions of all clients of a run in one table: each client's personal model on its own test samples, or on a file.
+
+| column | content |
+|---|---|
+| client, name | the client's number and name |
+| sample | the sample's index in the federation (`fed.x[sample]`), or its name in the file |
+| target | the true class or number; absent for a file |
+| prediction | the predicted class or number |
+| probability, probability_CLASS | the probability of the predicted class and of every class; absent for regression |
+
+Classes are numbers, or names if the data has them. Several numbers per sample have columns target_0 and so on.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedtailor.core.batch import take_samples
+from fedtailor.core.method import Method
+from fedtailor.core.model import Model
+from fedtailor.data.datasets import known_data
+from fedtailor.data.federation import Federation
+from fedtailor.data.input_spec import InputSpec
+from fedtailor.errors import ConfigError, RunError
+from fedtailor.experiments.experiment import make_experiment
+from fedtailor.export.model_source import model_info
+from fedtailor.export.personal_model import PersonalModel, build_personal_model
+from fedtailor.export.prediction import Predictions, escape_formula, predict_samples, read_samples
+from fedtailor.runs.files import atomic_file, write_errors
+from fedtailor.runs.reader import load_run
+from fedtailor.runs.run import Run
+from fedtailor.training.fingerprint import data_fingerprint
+
+_GROUP_ROWS = 10_000  # rows of a .parquet file that are written together
+Table = dict[str, list[Any]]  # column -> values
+
+
+@dataclass(frozen=True)
+class ClientPredictions:
+    """The predictions of one client's personal model."""
+
+    client: int
+    name: str
+    predictions: Predictions
+    targets: Tensor | None = None  # None: the samples are from a file
+
+    def columns(self) -> Table:
+        """Return the columns of the table; the module describes them.
+
+        >>> import torch
+        >>> outputs = Predictions([7], torch.tensor([[0.0, 0.0]]), classify=True, class_names=["cat", "dog"])
+        >>> ClientPredictions(3, "ann", outputs, torch.tensor([1])).columns()["target"]
+        ['dog']
+        """
+        found = self.predictions
+        count = len(found.samples)
+        table: Table = {"client": [self.client] * count, "name": [self.name] * count, "sample": list(found.samples)}
+        if not found.classify:
+            return table | _number_columns("target", self.targets) | _number_columns("prediction", found.outputs)
+        if self.targets is not None:
+            table["target"] = [found.labels[label] for label in self.targets.tolist()]
+        best = found.probabilities.max(1)
+        table["prediction"] = [found.labels[label] for label in best.indices.tolist()]
+        table["probability"] = best.values.tolist()
+        columns = found.probabilities.T.tolist()
+        return table | {f"probability_{label}": values for label, values in zip(found.labels, columns, strict=True)}
+
+
+def _number_columns(name: str, values: Tensor | None) -> Table:
+    if values is None:
+        return {}
+    columns = values.reshape(len(values), -1).T.tolist()
+    return {name: columns[0]} if len(columns) == 1 else {f"{name}_{i}": column for i, column in enumerate(columns)}
+
+
+def predict_clients(
+    run: str | Path | Run,
+    file: str | Path | None = None,
+    moment: str = "trained",
+    *,
+    method: Method | None = None,
+    model: Model | nn.Module | None = None,
+    fed: Federation | None = None,
+) -> Iterator[ClientPredictions]:
+    """Return the predictions of every client's personal model, computed one client at a time.
+
+    Each model predicts the client's own test samples or, if `file` is given, the samples in it. `run` is a run or its
+    folder. Data that the run names, such as digits or a folder, is loaded again and must be unchanged; pass your own
+    arrays as `fed`, and your own method and network as in `ft.load_personal`.
+
+    >>> import fedtailor as ft
+    >>> fed = ft.load("digits", clients=4)
+    >>> run = ft.simulate(ft.methods.FedAvg(), ft.network("logistic", fed), fed, rounds=1)
+    >>> [one.client for one in predict_clients(run, fed=fed)]
+    [0, 1, 2, 3]
+    """
+    run = run if isinstance(run, Run) else load_run(run)
+    if file is not None:
+        return _predict_file(_models(run, moment, method, model, fed), run, Path(file))
+    fed = _load_data(run) if fed is None else fed
+    _check_data(run, fed)
+    return _predict_test_data(_models(run, moment, method, model, fed), fed)
+
+
+def save_predictions(predictions: Iterable[ClientPredictions], path: str | Path) -> int:
+    """Write predictions to one .csv or .parquet file, and return their number.
+
+    >>> save_predictions([], "predictions.txt")
+    Traceback (most recent call last):
+    fedtailor.errors.ConfigError: 'predictions.txt' must end with .csv or .parquet.
+    """
+    path = Path(path)
+    writers = {".csv": _write_csv, ".parquet": _write_parquet}
+    if path.suffix not in writers:
+        raise ConfigError(f"'{path.name}' must end with .csv or .parquet.")
+    tables = (one.columns() for one in predictions if len(one.predictions.samples))
+    with write_errors(f"'{path}' cannot be written"), atomic_file(path) as temporary:
+        count = writers[path.suffix](temporary, tables)
+        if not count:
+            raise RunError("No client has test samples, so there are no predictions.")
+        return count
+
+
+def _models(
+    run: Run, moment: str, method: Method | None, model: Model | nn.Module | None, fed: Federation | None
+) -> Iterator[PersonalModel]:
+    inputs = None if fed is None else InputSpec.from_federation(fed)
+    name = "run" if run.folder is None else run.folder.resolve().name
+    for client in range(run.num_clients):
+        state = {path: leaf.cpu() for path, leaf in run.personal(client, moment).items()}
+        info = model_info(name, run.experiment, run.info, client, moment, inputs)
+        yield build_personal_model(info, state, method, model, f"The model of client {client}")
+
+
+def _predict_test_data(models: Iterator[PersonalModel], fed: Federation) -> Iterator[ClientPredictions]:
+    for client, (model, own) in enumerate(zip(models, fed.test, strict=True)):
+        if len(own):
+            found = predict_samples(model, model.info, own.tolist(), take_samples(fed.x, own))
+            yield ClientPredictions(client, fed.names[client], found, fed.y[own])
+
+
+def _predict_file(models: Iterator[PersonalModel], run: Run, path: Path) -> Iterator[ClientPredictions]:
+    samples = None
+    for client, model in enumerate(models):
+        samples = samples or read_samples(path, model.info.inputs)  # the input format is the same for all clients
+        found = predict_samples(model, model.info, *samples)
+        yield ClientPredictions(client, str(run.info["clients"][client]["name"]), found)
+
+
+def _load_data(run: Run) -> Federation:
+    data = run.experiment["data"]
+    if data["name"] not in known_data():
+        raise RunError(f"The run's data '{data['name']}' is not built in; pass it: predict_clients(path, fed=...).")
+    return make_experiment({"data": data, "seed": run.experiment["seed"]}).load()
+
+
+def _check_data(run: Run, fed: Federation) -> None:
+    """Raise an error unless a federation is the one that the run was trained and tested on."""
+    if "fingerprint" in run.info:
+        same = run.info["fingerprint"].get("data") == data_fingerprint(fed)
+    else:  # of a run in memory, only the clients are known
+        clients = [(client["name"], client["test"]) for client in run.info["clients"]]
+        same = clients == [(name, len(own)) for name, own in zip(fed.names, fed.test, strict=True)]
+    if not same:
+        raise RunError("The data differs from the data of the run, so it would not give the run's test samples.")
+
+
+def _write_csv(path: Path, tables: Iterable[Table]) -> int:
+    count = 0
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        for table in tables:
+            if not count:
+                writer.writerow(table)
+            writer.writerows([escape_formula(value) for value in row] for row in zip(*table.values(), strict=True))
+            count += len(table["client"])
+    return count
+
+
+def _write_parquet(path: Path, tables: Iterable[Table]) -> int:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigError("A .parquet file needs: pip install 'fedtailor[parquet]'; or save as .csv.") from error
+    writer, count = None, 0
+    try:
+        for table in _joined(tables):
+            rows = pa.table(table) if writer is None else pa.table(table, schema=writer.schema)
+            writer = parquet.ParquetWriter(path, rows.schema) if writer is None else writer
+            writer.write_table(rows)
+            count += len(rows)
+    finally:
+        if writer is not None:
+            writer.close()
+    return count
+
+
+def _joined(tables: Iterable[Table]) -> Iterator[Table]:
+    """Join the tables of successive clients, because many small groups of rows make a .parquet file large and slow."""
+    joined: Table = {}
+    for table in tables:
+        for name, values in table.items():
+            joined.setdefault(name, []).extend(values)
+        if len(joined["client"]) >= _GROUP_ROWS:
+            yield joined
+            joined = {}
+    if joined:
+        yield joined
