@@ -24,6 +24,8 @@ from fedtailor.networks import network
 from fedtailor.runs.records import Record
 from fedtailor.runs.run import Run
 from fedtailor.training.channel.channel import Channel
+from fedtailor.training.interactive import run_interactively
+from fedtailor.training.signals import Interrupted
 from fedtailor.training.simulate import simulate
 from fedtailor.training.unreliable import Unreliable
 from fedtailor.version import VERSION
@@ -39,6 +41,7 @@ __all__ = [
     "Exchange",
     "FedTailorError",
     "Federation",
+    "Interrupted",
     "LocalTraining",
     "Method",
     "Metric",
@@ -57,6 +60,11 @@ __all__ = [
     "trees",
     "wrap",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the public API, which editors and notebooks offer after `ft.`"""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
 def load_run(path: str | Path) -> Run:
@@ -89,8 +97,16 @@ def resume(
     model: Model | Module | None = None,
     fed: Federation | None = None,
     on_round_end: Callable[[Record], None] | None = None,
+    progress: bool = False,
 ) -> Run:
-    """Resume an unfinished run from its folder, or load it if it is finished; see `fedtailor.experiments.resume`."""
-    from fedtailor.experiments.resume import resume  # requires safetensors and pydantic
+    """Resume an unfinished run from its folder, or load it if it is finished; see `fedtailor.experiments.resume`.
 
-    return resume(path, method=method, model=model, fed=fed, on_round_end=on_round_end)
+    `progress` and Ctrl-C are those of `ft.simulate`.
+    """
+    from fedtailor.experiments.resume import resume  # requires safetensors and pydantic
+    from fedtailor.runs.reader import planned_rounds
+
+    def start(on_round_end: Callable[[Record], None] | None) -> Run:
+        return resume(path, method=method, model=model, fed=fed, on_round_end=on_round_end)
+
+    return run_interactively(start, on_round_end, progress, Path(path).name, planned_rounds(Path(path)))

@@ -18,7 +18,6 @@ from fedtailor.cli.console import (
     print_failures,
     print_line,
     print_on_interrupt,
-    progress_bars,
     run_with_progress,
     show_progress,
 )
@@ -31,7 +30,8 @@ from fedtailor.experiments.resume import resume as resume_run
 from fedtailor.experiments.sweep import read_plan
 from fedtailor.experiments.tuning import make_outcome
 from fedtailor.methods import METHODS
-from fedtailor.runs.reader import check_same_experiment, is_finished, is_run_folder, load_run, read_settings
+from fedtailor.progress import ProgressDisplay
+from fedtailor.runs.reader import check_same_experiment, is_finished, is_run_folder, load_run, planned_rounds
 from fedtailor.runs.run import Run, method_label
 from fedtailor.runs.writer import unused_folder
 from fedtailor.training.simulate import describe_method
@@ -51,8 +51,8 @@ def run(ctx: typer.Context) -> None:
     base = read_experiment_file(Path(flags.positional[0])) if flags.positional else {}
     experiment = make_experiment(flags.apply_to(base))
     folder = unused_folder(folder, f"{_folder_name(experiment)}-{experiment.data.name}")
-    with progress_bars() as progress:
-        finished = run_with_progress(experiment, experiment.load, folder, _progress_label(experiment), progress)
+    with ProgressDisplay() as display:
+        finished = run_with_progress(experiment, experiment.load, folder, _progress_label(experiment), display)
     _print_run(finished)
 
 
@@ -89,13 +89,13 @@ def compare(ctx: typer.Context) -> None:
     _check_folder(folder, {_folder_name(each): each.describe(feds[each.seed]) for each in seeded})
     runs: list[Run] = []
     with (
-        progress_bars() as progress,
         print_on_interrupt(f"To continue the comparison, run the same command with --out {folder}"),
+        ProgressDisplay(len(seeded)) as display,
     ):
         for experiment in seeded:
             with collect_failures(failures, name := _folder_name(experiment), Exception):
                 load = partial(feds.__getitem__, experiment.seed)
-                runs.append(run_with_progress(experiment, load, folder / name, _progress_label(experiment), progress))
+                runs.append(run_with_progress(experiment, load, folder / name, _progress_label(experiment), display))
     if runs:
         _print_comparison(runs, brief=all_methods)
         print_line(f"Runs saved in {folder}")
@@ -106,11 +106,11 @@ def compare(ctx: typer.Context) -> None:
 
 def resume(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> None:
     """Resume an interrupted run from its last checkpoint. A finished run is only shown."""
-    with progress_bars() as progress:
-        rounds = read_settings(folder).get("rounds") if is_run_folder(folder) else None
+    with ProgressDisplay() as display:
         finished = show_progress(
-            lambda on_round_end: resume_run(folder, on_round_end=on_round_end), folder, folder.name, rounds, progress
-        )
+            lambda on_round_end: resume_run(folder, on_round_end=on_round_end),
+            folder, folder.name, planned_rounds(folder), display,
+        )  # fmt: skip
     _print_run(finished)
 
 

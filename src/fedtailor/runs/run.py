@@ -71,6 +71,37 @@ class Run:
     def num_clients(self) -> int:
         return len(self.info["clients"])
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether all rounds are done; False if the run was interrupted or is still in progress."""
+        return len(self.records) >= self.experiment.get("rounds", 0)
+
+    @property
+    def rounds_text(self) -> str:
+        """The number of rounds, for tables and text: "20 rounds", or "12 of 100 rounds" of an unfinished run."""
+        done, planned = len(self.records), self.experiment.get("rounds", 0)
+        return f"{done:,} round{'' if done == 1 else 's'}" if self.is_finished else f"{done:,} of {planned:,} rounds"
+
+    def __repr__(self) -> str:
+        data = self.experiment["data"].get("name", "own data")
+        parts = [f"{self.method_title} on {data}", f"{self.num_clients:,} clients", self.rounds_text, self._last_score()]
+        return f"Run({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        from fedtailor.reporting.notebook.run import run_html
+
+        return run_html(self)
+
+    def _last_score(self) -> str:
+        """Return the scores of the last evaluated round at both moments."""
+        score = self.info["score"]
+        for index in reversed(range(len(self.records))):  # iterating would expand all records in memory
+            found = {moment: self.records[index].get(f"{score}_{moment}") for moment in reversed(MOMENTS)}
+            values = [f"{value:.3f} {moment}" for moment, value in found.items() if isinstance(value, float)]
+            if values:
+                return f"{score} {', '.join(values)}"
+        return "not evaluated yet"
+
     def client(self, client: int) -> Tree:
         """Return the state of a client."""
         return self.get_client(self._check_client(client))
