@@ -104,7 +104,8 @@ def test_terminal_shows_bars_and_hides_finished_ones_beyond_a_limit(monkeypatch:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    assert isinstance(output := choose_output(), TerminalBars)
+    output = choose_output()
+    assert isinstance(output, TerminalBars)
     with ProgressDisplay(output=output) as display:
         for number in range(14):
             with display.run(f"[bold]run {number}", rounds=2) as on_round_end:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedtailor as ft
 from conftest import wait_until
@@ -224,6 +225,13 @@ def test_invalid_command_prints_one_line_exits_with_2_and_writes_nothing(
     assert message in captured.err and captured.out == ""
     assert len(captured.err.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_env_prints_versions_for_a_bug_report(tmp_path: Path) -> None:
+    done = fedtailor("env", folder=tmp_path)
+    found = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert (found["fedtailor"], found["torch"]) == (VERSION, torch.__version__) and "flwr" in found["[flower]"]
+    assert done.stderr == "" and str(tmp_path) not in done.stdout
 
 
 def test_help_lists_the_flags_and_the_file(tmp_path: Path) -> None:

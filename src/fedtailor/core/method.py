@@ -93,6 +93,11 @@ class Method:
         """Check the fields; the optimizer fields of any method have the constraints of `LocalTraining`."""
         check_fields(self, f"{type(self).__name__}: ", base=LocalTraining)
 
+    def _repr_html_(self) -> str:
+        from fedtailor.reporting.notebook.method import method_html
+
+        return method_html(self)
+
     def require(self, condition: bool, name: str, requirement: str) -> None:
         """Raise `ConfigError` ("lr must be above 0, got -1.") for the field `name` unless the condition is true."""
         if not condition:
@@ -102,6 +107,11 @@ class Method:
     def class_title(cls) -> str:
         """Return the title, or the name of the class if it has none; a subclass does not inherit the title."""
         return vars(cls).get("title") or cls.__name__
+
+    @classmethod
+    def citation(cls) -> str:
+        """Return the first paragraph of the docstring: the paper or, for a method without one, a description."""
+        return " ".join((cls.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
 
     @property
     def display_name(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -14,6 +14,9 @@ from fedtailor.core.trees import Params, Tree
 from fedtailor.errors import RunError, unknown_name
 from fedtailor.runs.records import Record, Values
 from fedtailor.runs.summaries import largest_tenth, plain_mean, weighted_mean, worst_tenth
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMAT = 3  # version of the run folder's format
 MOMENTS = ("received", "trained")
@@ -84,8 +87,8 @@ class Run:
 
     def __repr__(self) -> str:
         data = self.experiment["data"].get("name", "own data")
-        parts = [f"{self.method_title} on {data}", f"{self.num_clients:,} clients", self.rounds_text, self._last_score()]
-        return f"Run({', '.join(parts)})"
+        title, clients = f"{self.method_title} on {data}", f"{self.num_clients:,} clients"
+        return f"Run({title}, {clients}, {self.rounds_text}, {self._last_score()})"
 
     def _repr_html_(self) -> str:
         from fedtailor.reporting.notebook.run import run_html
@@ -171,6 +174,23 @@ class Run:
             return value
         exact = not torch.tensor(value).is_floating_point()
         return torch.tensor(value) if exact else torch.tensor(value, dtype=torch.float64)  # the precision of JSON
+
+    def to_pandas(self, per: Literal["round", "client"] = "round") -> "pd.DataFrame":
+        """Return the records as a pandas data frame: one row per round, or one row per round and client.
+
+        A row per round has all numbers of its record. A row per client has the client's metrics at both moments and its
+        bytes, for each client that took part in the round or was evaluated after it. Missing values are NaN.
+
+        run.to_pandas().plot(x="round", y=["accuracy_trained", "accuracy_received"])
+        run.to_pandas(per="client").groupby("name")["accuracy_trained"].last()
+        """
+        from fedtailor.runs.dataframes import clients_frame, rounds_frame
+
+        if per not in ("round", "client"):
+            raise unknown_name("kind of rows", str(per), ["round", "client"])
+        if per == "round":
+            return rounds_frame(self.records)
+        return clients_frame(self.records, [client["name"] for client in self.info["clients"]])
 
     def total(self, name: str) -> float:
         """Return the sum of bytes_up, bytes_down, or seconds over all rounds."""

@@ -19,6 +19,7 @@ from fedtailor.core.model import Model, ModelLike, as_model
 from fedtailor.core.trees import Params
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DataError
+from fedtailor.runs.environment import describe_environment
 from fedtailor.runs.records import Record, Records
 from fedtailor.runs.run import FORMAT, Run
 from fedtailor.runs.toml import to_toml
@@ -165,6 +166,7 @@ def make_trainer(
         schedule = [list(range(fed.num_clients))] * len(schedule)
     server, clients, params = build_simulation(config, method, model, fed, schedule, initial_weights, engine_choice)
     info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, clients, fed)}
+    info["environment"] = describe_environment(clients.device)
     if folder is not None:
         info["fingerprint"] = fingerprint(describe_method(method), type(method), model, fed)
     run = Run(
