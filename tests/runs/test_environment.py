@@ -5,6 +5,7 @@ import json
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,8 @@ def test_environment_names_no_path_user_or_computer() -> None:
 
 
 def test_malformed_environment_of_a_foreign_run_has_no_commit() -> None:
-    for environment in (None, [], {"git": "x"}, {"git": {"commit": 3}}):
+    malformed: list[Any] = [None, [], {"git": "x"}, {"git": {"commit": 3}}]
+    for environment in malformed:
         assert commit_text({"environment": environment}) == "–"
 
 

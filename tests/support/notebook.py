@@ -11,7 +11,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 
-class Kernel(InteractiveShell):  # type: ignore[misc]  # IPython has no complete type hints
+class Kernel(InteractiveShell):
     """A shell that looks like that of a notebook: it has a kernel, and keeps what its cells show."""
 
     kernel = object()
@@ -19,7 +19,13 @@ class Kernel(InteractiveShell):  # type: ignore[misc]  # IPython has no complete
     @property
     def outputs(self) -> list[Any]:
         """What the cells show: one entry per output or update."""
-        return self.display_pub.outputs  # type: ignore[no-any-return]
+        assert isinstance(self.display_pub, CapturingDisplayPublisher)
+        return list(self.display_pub.outputs)
+
+    def format(self, shown: object) -> dict[str, Any]:
+        """Return what a cell shows for an object, by MIME type."""
+        assert self.display_formatter is not None
+        return dict(self.display_formatter.format(shown)[0])
 
 
 @contextmanager

@@ -111,7 +111,9 @@ class Method:
     @classmethod
     def citation(cls) -> str:
         """Return the first paragraph of the docstring: the paper or, for a method without one, a description."""
-        return " ".join((cls.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
+        text = cls.__doc__ or ""
+        is_generated = text.startswith(f"{cls.__name__}(")  # by @dataclass, for a class without a docstring
+        return "" if is_generated else " ".join(text.partition("\n\n")[0].split()).removesuffix(".")
 
     @property
     def display_name(self) -> str:

@@ -67,7 +67,7 @@ def commit_text(info: Mapping[str, Any]) -> str:
     git = environment.get("git") if isinstance(environment, dict) else None
     if not isinstance(git, dict) or not isinstance(git.get("commit"), str):
         return "–"
-    return git["commit"][:10] + (", modified" if git.get("modified") is True else "")
+    return f"{git['commit'][:10]}{', modified' if git.get('modified') is True else ''}"
 
 
 def optional_packages() -> dict[str, dict[str, str | None]]:

@@ -77,7 +77,7 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether all rounds are done; False if the run was interrupted or is still in progress."""
-        return len(self.records) >= self.experiment.get("rounds", 0)
+        return len(self.records) >= int(self.experiment.get("rounds", 0))
 
     @property
     def rounds_text(self) -> str:
