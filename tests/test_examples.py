@@ -53,7 +53,10 @@ def test_method_page_lists_exactly_the_fields_of_the_method(page: str, methods: 
         assert (ROOT / "docs" / "methods" / target).is_file(), target
 
 
-GUIDES = ("data", "engines", "methods/selffl", "runs", "channel", "deploy", "models", "report", "trackers")
+GUIDES = (
+    "compare", "data", "engines", "methods/selffl", "runs", "channel", "deploy", "models", "report", "trackers",
+    "notebooks",
+)  # fmt: skip
 PAGES = ["README", "CONTRIBUTING", *(f"docs/{page}" for page in GUIDES)]
 
 

@@ -22,6 +22,7 @@ from fedtailor.experiments.example_client import example_client
 from fedtailor.networks import network
 from fedtailor.runs.run import Run
 from fedtailor.training.channel.channel import Channel
+from fedtailor.training.signals import Interrupted
 from fedtailor.training.simulate import simulate
 from fedtailor.training.unreliable import Unreliable
 from fedtailor.version import VERSION
@@ -45,6 +46,7 @@ __all__ = [
     "Exchange",
     "FedTailorError",
     "Federation",
+    "Interrupted",
     "LocalTraining",
     "Method",
     "Metric",
@@ -85,4 +87,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__doc__", "__file__", "__name__", "__path__", "__version__"])
+    """Return the public API, which editors and notebooks offer after `ft.`"""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedtailor as ft
 from conftest import wait_until
@@ -31,13 +32,15 @@ def fedtailor(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_run_saves_the_run_and_prints_its_folder(tmp_path: Path) -> None:
     done = fedtailor("run", "--method", "fedper", "--data", "digits", "--method.lr", "0.05", *QUICK, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    progress = done.stderr.splitlines()  # redirected, so lines instead of a bar
+    assert [line.split(",")[1] for line in progress] == [" seed 0: round 1 of 2", " seed 0: round 2 of 2"]
     match = re.search(r"Run saved in (\S+)", done.stdout)
     assert match
     run = ft.load_run(tmp_path / match[1])
     assert run.experiment["method"]["lr"] == 0.05 and len(run.records) == 2
     accuracy = 100 * run.summary()["trained"]["last"]["weighted"]
     assert f"{accuracy:.1f}" in done.stdout
+    assert f"accuracy {accuracy / 100:.3f} trained" in progress[-1]
     again = fedtailor("show", match[1], folder=tmp_path)
     assert again.stdout.strip() == done.stdout.split("Run saved in")[0].strip()
 
@@ -99,14 +102,14 @@ def test_ctrl_c_saves_the_run_and_exits_with_130(presses: int, tmp_path: Path) -
     wait_until(process, lambda: (folder / "checkpoints" / "000002").is_dir())
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
-    first_line = process.stderr.readline()
-    assert first_line == "Finishing the round and saving; interrupt again to stop immediately.\n"
+    lines = iter(process.stderr.readline, "")
+    assert "Finishing the round and saving; interrupt again to stop immediately.\n" in lines  # after the progress
     if presses == 2:
         process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130 and out == "" and "Traceback" not in err
     hint = "resume it with: fedtailor resume runs/fedper-seed0-digits"
-    assert err.strip().endswith(hint) or (presses == 2 and err == "")  # the second one may interrupt the message itself
+    assert err.strip().endswith(hint) or presses == 2  # the second one may interrupt the message itself
 
 
 def test_resume_finishes_an_interrupted_run_and_shows_it(tmp_path: Path) -> None:
@@ -222,6 +225,13 @@ def test_invalid_command_prints_one_line_exits_with_2_and_writes_nothing(
     assert message in captured.err and captured.out == ""
     assert len(captured.err.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_env_prints_versions_for_a_bug_report(tmp_path: Path) -> None:
+    done = fedtailor("env", folder=tmp_path)
+    found = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert (found["fedtailor"], found["torch"]) == (VERSION, torch.__version__) and "flwr" in found["[flower]"]
+    assert done.stderr == "" and str(tmp_path) not in done.stdout
 
 
 def test_help_lists_the_flags_and_the_file(tmp_path: Path) -> None:

@@ -266,6 +266,14 @@ def test_sweep_over_many_conditions_shows_settings_and_command(tmp_path: Path) -
     assert ["data.clients", "3"] in tables["Settings of all runs"].rows
 
 
+def test_settings_name_the_git_commit_of_each_run() -> None:
+    run = run_with_scores("local", dict.fromkeys(range(3), 0.5))
+    run.info["environment"] = {"git": {"commit": "0123456789abcdef", "modified": True}}
+    table = dict(build_page([run]).chapters[0].sections[-1].tables)["Runs"]
+    (row,) = table.rows
+    assert dict(zip(table.columns, row, strict=True))["git commit"] == "0123456789, modified"
+
+
 SWEEP = "--method fedprox --method.mu 0.1,1 --seed 0,1 --data.clients 3"
 
 

@@ -564,11 +564,6 @@ def test_second_interrupt_stops_immediately(tmp_path: Path) -> None:
     assert same_run(resume(tmp_path), simulate(None))
 
 
-def test_interrupt_of_run_in_memory_stops_immediately(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        simulate(None, on_round_end=lambda line: signal.raise_signal(signal.SIGINT))
-
-
 def test_error_in_callback_saves_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         simulate(tmp_path, checkpoint_every=100, on_round_end=lambda line: 1 / (line["round"] - 2) and None)

@@ -3,20 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from fedtailor.analysis.client_gains import gain_sentences
-from fedtailor.analysis.data_frames import to_data_frame
 from fedtailor.analysis.rows import client_rows, method_rows, seed_rows
 from fedtailor.analysis.run_summary import Comparison, compare_runs
-from fedtailor.analysis.table_formats import to_csv, to_html, to_json, to_latex, to_markdown, to_text
+from fedtailor.analysis.table_formats import to_csv, to_json, to_latex, to_markdown, to_text
 from fedtailor.analysis.tables import best_cells, comparison_table, other_metrics, target_table
 from fedtailor.analysis.verdict import verdict_sentences
 from fedtailor.errors import unknown_name
+from fedtailor.runs.dataframes import to_frame
 from fedtailor.runs.files import write_atomic, write_errors
 from fedtailor.runs.run import Run
 
@@ -74,7 +73,7 @@ class ComparisonResult:
 
     def to_pandas(self, per: str = "method") -> "pd.DataFrame":
         """Return the `rows` as a pandas DataFrame."""
-        return to_data_frame(self.rows(per))
+        return to_frame(self.rows(per))
 
     def to_csv(self, path: str | Path | None = None, per: str = "method") -> str:
         """Return the `rows` as CSV, and write them to a file if a path is given."""
@@ -121,8 +120,9 @@ class ComparisonResult:
         return f"ComparisonResult({methods} methods, {seeds} seeds{best}{failed})"
 
     def _repr_html_(self) -> str:
-        failed = "".join(f"<p>{escape(name)} failed: {escape(why)}</p>" for name, why in self.failures.items())
-        return "".join(map(to_html, self.tables())) + f"<p>{escape(self.verdict())}</p>{failed}"
+        from fedtailor.reporting.notebook.comparison import comparison_html
+
+        return comparison_html(self)
 
 
 def _write(text: str, path: str | Path | None) -> str:

@@ -1,10 +1,9 @@
-"""Write tables as text, Markdown, LaTeX, and HTML, and rows as CSV and JSON."""
+"""Write tables as text, Markdown, and LaTeX, and rows as CSV and JSON."""
 
 import csv
 import io
 import json
 from collections.abc import Collection, Sequence
-from html import escape
 from typing import Any
 
 from rich.console import Console
@@ -82,29 +81,6 @@ def to_latex(table: Table, bold: Collection[tuple[int, int]] = ()) -> str:
     lines += [rf"{' & '.join(map(_latex, headings))} \\", r"\midrule"]
     lines += [rf"{' & '.join(row)} \\" for row in marked]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
-
-
-def to_html(table: Table) -> str:
-    """Return a table as HTML, with its title and caption; all text is escaped.
-
-    >>> table = Table("method")
-    >>> table.add_row("<b>")
-    >>> to_html(table)
-    '<table><thead><tr><th>method</th></tr></thead><tbody><tr><td>&lt;b&gt;</td></tr></tbody></table>'
-    """
-    headings, rows = _cells(table)
-    styles = [' style="text-align: right"' if column.justify == "right" else "" for column in table.columns]
-    head = "".join(f"<th{style}>{escape(text)}</th>" for style, text in zip(styles, headings, strict=True))
-    body = "".join(
-        f"<tr>{''.join(f'<td{style}>{escape(cell)}</td>' for style, cell in zip(styles, row, strict=True))}</tr>"
-        for row in rows
-    )
-    title, caption = escape(_text(table.title)), escape(_text(table.caption))
-    return (
-        (f"<p><b>{title}</b></p>" if title else "")
-        + f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        + (f"<p><small>{caption}</small></p>" if caption else "")
-    )
 
 
 def to_csv(rows: Sequence[dict[str, Any]]) -> str:

@@ -153,7 +153,7 @@ def _failures(run: Run) -> str:
 
 def _describe(run: Run) -> str:
     data = run.experiment["data"].get("name", "own data")
-    return f"{data}, {run.num_clients} clients, {len(run.records)} rounds"
+    return f"{data}, {run.num_clients} clients, {run.rounds_text}"
 
 
 def _score_format(run: Run) -> ScoreFormat:

@@ -1,4 +1,4 @@
-"""Terminal output shared by the commands: progress bars, interruption messages, and lists of failures."""
+"""Terminal output shared by the commands: progress, interruption messages, and lists of failures."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -7,64 +7,45 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedtailor.data.federation import Federation
 from fedtailor.errors import FedTailorError, reason
 from fedtailor.experiments.experiment import Experiment
-from fedtailor.experiments.resume import resume
+from fedtailor.experiments.resume import load_or_continue
+from fedtailor.progress import OnRoundEnd, ProgressDisplay
 from fedtailor.runs.reader import is_finished, is_run_folder
-from fedtailor.runs.records import Record
 from fedtailor.runs.run import Run, resume_hint
 from fedtailor.training.signals import Interrupted
 
-_MAX_BARS = 12  # bars of finished runs beyond this are hidden, so that the active one stays on screen
 out, err = Console(), Console(stderr=True)
 
 
 def run_with_progress(
-    experiment: Experiment, load: Callable[[], Federation], folder: Path, label: str, progress: Progress
+    experiment: Experiment, load: Callable[[], Federation], folder: Path, label: str, display: ProgressDisplay
 ) -> Run:
     """Run an experiment in a folder, or resume it if it was started there. Data are not loaded for a finished run."""
 
-    def start(on_round_end: Callable[[Record], None]) -> Run:
+    def start(on_round_end: OnRoundEnd) -> Run:
         if not is_run_folder(folder):
             return experiment.run(load(), on_round_end=on_round_end, folder=folder)
-        return resume(folder, fed=None if is_finished(folder) else load(), on_round_end=on_round_end)
+        return load_or_continue(folder, fed=None if is_finished(folder) else load(), on_round_end=on_round_end)
 
-    return show_progress(start, folder, label, experiment.num_rounds, progress)
+    return show_progress(start, folder, label, experiment.num_rounds, display)
 
 
 def show_progress(
-    start: Callable[[Callable[[Record], None]], Run], folder: Path, label: str, rounds: int | None, progress: Progress
+    start: Callable[[OnRoundEnd], Run], folder: Path, label: str, rounds: int | None, display: ProgressDisplay
 ) -> Run:
     """Run with a progress bar. Ctrl-C ends the command with a message that says how to resume."""
-    task = progress.add_task(label, total=rounds, score="")
-
-    def advance(record: Record) -> None:
-        names = [key.removesuffix("_trained") for key in record if key.endswith("_trained")]
-        scores = [name for name in names if isinstance(record[f"{name}_trained"], float)]
-        if name := min(scores, key=lambda name: name == "loss", default=None):  # the loss only without a score
-            trained, received = record[f"{name}_trained"], record[f"{name}_received"]
-            progress.update(task, score=f"{name} {trained:.3f} trained, {received:.3f} received")
-        progress.update(task, completed=record["round"])
-
     try:
-        finished = start(advance)
+        with display.run(label, rounds) as on_round_end:
+            return start(on_round_end)
     except KeyboardInterrupt as stop:
-        progress.stop()
+        display.close()
         hint = f"Stopped immediately; {resume_hint(folder)}" if is_run_folder(folder) else "Stopped immediately."
-        interrupted = stop if isinstance(stop, Interrupted) else Interrupted(hint, 130)
+        interrupted = stop if isinstance(stop, Interrupted) else Interrupted(hint)
         err.print(str(interrupted), markup=False, highlight=False, soft_wrap=True)
         sys.exit(interrupted.code)
-    progress.update(task, completed=len(finished.records), visible=len(progress.tasks) <= _MAX_BARS)
-    return finished
-
-
-def progress_bars() -> Progress:
-    """Return an empty set of progress bars, which shows nothing if stderr is not a terminal."""
-    columns = [TextColumn("{task.description:24}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()]
-    return Progress(*columns, TextColumn("{task.fields[score]}"), console=err, disable=not err.is_terminal)
 
 
 @contextmanager
@@ -73,9 +54,11 @@ def print_on_interrupt(message: str) -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as stop:
-        err.print(message, markup=False, highlight=False, soft_wrap=True)
-        if isinstance(stop, KeyboardInterrupt):  # interrupted between two runs
-            sys.exit(130)
+        during_run = [str(stop)] if isinstance(stop, Interrupted) else []
+        for line in [*during_run, message]:
+            err.print(line, markup=False, highlight=False, soft_wrap=True)
+        if isinstance(stop, KeyboardInterrupt):
+            sys.exit(stop.code if isinstance(stop, Interrupted) else 130)
         raise
 
 

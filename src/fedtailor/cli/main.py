@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from fedtailor.cli.compare import compare
 from fedtailor.cli.console import err
+from fedtailor.cli.environment import env
 from fedtailor.cli.export import export, predict
 from fedtailor.cli.listing import ANY_FLAG, data, flags_help, list_
 from fedtailor.cli.reporting import live, report, track
@@ -27,7 +28,7 @@ _WITH_FLAGS: dict[Callable[..., None], str] = {  # with their arguments
     compare: "METHOD...",
     sweep: "[EXPERIMENT.toml]",
 }
-_COMMANDS: list[Callable[..., None]] = [resume, show, list_, report, track, export, predict, live]
+_COMMANDS: list[Callable[..., None]] = [resume, show, list_, report, track, export, predict, live, env]
 
 app = typer.Typer(
     no_args_is_help=True,

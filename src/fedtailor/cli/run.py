@@ -9,15 +9,15 @@ from fedtailor.analysis.tables import run_table
 from fedtailor.cli.console import (
     out,
     print_line,
-    progress_bars,
     run_with_progress,
     show_progress,
 )
 from fedtailor.errors import ConfigError
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import parse_overrides
-from fedtailor.experiments.resume import resume as resume_run
-from fedtailor.runs.reader import is_run_folder, read_settings
+from fedtailor.experiments.resume import load_or_continue
+from fedtailor.progress import ProgressDisplay
+from fedtailor.runs.reader import planned_rounds
 from fedtailor.runs.run import Run, method_label
 from fedtailor.runs.writer import unused_folder
 from fedtailor.training.simulate import describe_method
@@ -37,18 +37,18 @@ def run(ctx: typer.Context) -> None:
     base = read_experiment_file(Path(flags.positional[0])) if flags.positional else {}
     experiment = make_experiment(flags.apply_to(base))
     folder = unused_folder(folder, f"{_folder_name(experiment)}-{experiment.data.name}")
-    with progress_bars() as progress:
-        finished = run_with_progress(experiment, experiment.load, folder, _progress_label(experiment), progress)
+    with ProgressDisplay() as display:
+        finished = run_with_progress(experiment, experiment.load, folder, _progress_label(experiment), display)
     _print_run(finished)
 
 
 def resume(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> None:
     """Resume an interrupted run from its last checkpoint. A finished run is only shown."""
-    with progress_bars() as progress:
-        rounds = read_settings(folder).get("rounds") if is_run_folder(folder) else None
+    with ProgressDisplay() as display:
         finished = show_progress(
-            lambda on_round_end: resume_run(folder, on_round_end=on_round_end), folder, folder.name, rounds, progress
-        )
+            lambda on_round_end: load_or_continue(folder, on_round_end=on_round_end),
+            folder, folder.name, planned_rounds(folder), display,
+        )  # fmt: skip
     _print_run(finished)
 
 

@@ -13,7 +13,6 @@ from fedtailor.cli.console import (
     print_failures,
     print_line,
     print_on_interrupt,
-    progress_bars,
     run_with_progress,
 )
 from fedtailor.cli.show import show_sweep
@@ -22,6 +21,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError
 from fedtailor.experiments.sweep import Sweep, check_can_resume, open_sweep_folder, parse_sweep
 from fedtailor.experiments.tuning import Outcome, make_outcome
+from fedtailor.progress import ProgressDisplay
 from fedtailor.runs.reader import check_same_experiment, is_finished, is_run_folder
 
 _Loaders = dict[tuple[Data, int | None], Callable[[], Federation]]  # (data settings, seed) -> loader
@@ -51,18 +51,19 @@ def sweep(ctx: typer.Context) -> None:
     invalid = _find_invalid_settings(folder, requested, loaders, failures)
     with (
         open_sweep_folder(folder, requested.plan),
-        progress_bars() as progress,
         print_on_interrupt("To continue the sweep, run the same command again."),
+        ProgressDisplay(len(requested.points)) as display,
     ):
-        outcomes, total = list[Outcome](), progress.add_task("all runs", total=len(requested.points), score="")
+        outcomes = list[Outcome]()
         for point, following in zip_longest(requested.points, requested.points[1:]):
             if point.setting not in invalid or is_finished(folder / point.label):
                 with collect_failures(failures, point.label, Exception):
                     finished = run_with_progress(
-                        point.experiment, loaders[point.data_key], folder / point.label, point.label, progress
+                        point.experiment, loaders[point.data_key], folder / point.label, point.label, display
                     )
                     outcomes.append(make_outcome(finished, point.values))
-            progress.advance(total)
+            else:
+                display.advance()
             if following is None or following.data_key != point.data_key:
                 del loaders[point.data_key]  # frees the data
     if outcomes:

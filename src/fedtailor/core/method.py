@@ -103,6 +103,11 @@ class Method:
         """Check the fields; the optimizer fields of any method have the constraints of `LocalTraining`."""
         check_fields(self, f"{type(self).__name__}: ", base=LocalTraining)
 
+    def _repr_html_(self) -> str:
+        from fedtailor.reporting.notebook.method import method_html
+
+        return method_html(self)
+
     def require(self, condition: bool, name: str, requirement: str) -> None:
         """Raise `ConfigError` ("lr must be above 0, got -1.") for the field `name` unless the condition is true."""
         if not condition:
@@ -112,6 +117,13 @@ class Method:
     def class_title(cls) -> str:
         """Return the title, or the name of the class if it has none; a subclass does not inherit the title."""
         return vars(cls).get("title") or cls.__name__
+
+    @classmethod
+    def citation(cls) -> str:
+        """Return the first paragraph of the docstring: the paper or, for a method without one, a description."""
+        text = cls.__doc__ or ""
+        is_generated = text.startswith(f"{cls.__name__}(")  # by @dataclass, for a class without a docstring
+        return "" if is_generated else " ".join(text.partition("\n\n")[0].split()).removesuffix(".")
 
     @property
     def display_name(self) -> str:

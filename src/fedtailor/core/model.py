@@ -62,6 +62,19 @@ class Model:
         default_factory=dict
     )  # layer names by the part names that `split` accepts
 
+    def __repr__(self) -> str:
+        name = self.description.get("name", type(self.module).__name__)
+        parameters = f"{sum(p.numel() for p in self.module.parameters() if p.requires_grad):,} parameters"
+        head = "no head" if self.head is None else f"head {self.head!r}"
+        loss = f"loss {getattr(self.loss, '__name__', type(self.loss).__name__)}"
+        metrics = [f"metrics {', '.join(self.metrics)}"] if self.metrics else []
+        return f"Model({', '.join([name, parameters, head, loss, *metrics])})"
+
+    def _repr_html_(self) -> str:
+        from fedtailor.reporting.notebook.model import model_html
+
+        return model_html(self)
+
     @cached_property
     def running_stats(self) -> tuple[str, ...]:
         """Names of batch-normalization statistics, which are sent like parameters but have no gradient."""

@@ -1,6 +1,7 @@
 """Compare methods with each other and with local training, over seeds."""
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
@@ -14,7 +15,7 @@ from fedtailor.core.model import Model, ModelLike, as_model
 from fedtailor.data.datasets import load
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, FedTailorError, RunError, reason, unknown_name
-from fedtailor.experiments.resume import resume
+from fedtailor.experiments.resume import load_or_continue
 from fedtailor.methods import METHODS, Centralized, Local
 from fedtailor.networks import network
 from fedtailor.progress import OnRoundEnd, ProgressDisplay
@@ -23,9 +24,11 @@ from fedtailor.runs.reader import check_same_experiment, is_finished, is_run_fol
 from fedtailor.runs.run import Run, method_label
 from fedtailor.runs.toml import flatten_settings
 from fedtailor.training.config import TrainingConfig
+from fedtailor.training.interactive import is_interactive
 from fedtailor.training.simulate import describe_method, describe_run, make_config, train
 from fedtailor.training.simulation import build_simulation
 
+log = logging.getLogger("fedtailor")
 Networks = ModelLike | str | Callable[[Federation], ModelLike]
 Splits = Federation | str | Callable[[int], Federation]
 
@@ -49,7 +52,7 @@ class _Job:
         path = None if folder is None else folder / self.name
         if path is None or not is_run_folder(path):
             return train(self.config, self.method, self.model, self.fed, on_round_end, path)
-        return resume(path, method=self.method, model=self.model, fed=self.fed, on_round_end=on_round_end)
+        return load_or_continue(path, method=self.method, model=self.model, fed=self.fed, on_round_end=on_round_end)
 
 
 def compare(
@@ -226,6 +229,11 @@ def _run_all(jobs: Sequence[_Job], folder: Path | None, progress: bool, failures
             try:
                 with display.run(job.label, job.config.num_rounds) if display else nullcontext() as on_round_end:
                     runs.append(job.run(folder, on_round_end))
+            except KeyboardInterrupt:
+                if not (runs and is_interactive()):  # a script ends here
+                    raise
+                log.warning("The comparison was interrupted; the result contains %d of %d runs.", len(runs), len(jobs))
+                break
             except Exception as error:
                 failures[job.name] = f"{reason(error, with_type=not isinstance(error, FedTailorError))}."
                 first_error = first_error or error

@@ -21,11 +21,13 @@ from fedtailor.runs.reader import (
     is_finished,
     is_run_folder,
     load_run,
+    planned_rounds,
     read_info,
     read_settings,
 )
 from fedtailor.runs.records import Record
 from fedtailor.runs.run import Run, resume_hint
+from fedtailor.training.interactive import run_interactively
 from fedtailor.training.resume import continue_run, newest_checkpoint
 
 log = logging.getLogger("fedtailor")
@@ -38,17 +40,35 @@ def resume(
     model: ModelLike | None = None,
     fed: Federation | None = None,
     on_round_end: Callable[[Record], None] | None = None,
+    progress: bool = False,
 ) -> Run:
     """Return the finished run of a folder: load it if it is complete, otherwise train its remaining rounds.
 
     The result has the same bits as if the run had never stopped. Pass again what a folder cannot describe (a method, a
-    network, or arrays of your own); it must be what the run was started with.
+    network, or arrays of your own); it must be what the run was started with. `on_round_end`, `progress`, and Ctrl-C
+    are those of `ft.simulate`.
 
     >>> resume("nowhere")
     Traceback (most recent call last):
     fedtailor.errors.RunError: There is no run in 'nowhere'.
     """
     folder = Path(path)
+
+    def start(on_round_end: Callable[[Record], None] | None) -> Run:
+        return load_or_continue(folder, method=method, model=model, fed=fed, on_round_end=on_round_end)
+
+    return run_interactively(start, on_round_end, progress, folder.name, planned_rounds(folder))
+
+
+def load_or_continue(
+    folder: Path,
+    *,
+    method: Method | None = None,
+    model: ModelLike | None = None,
+    fed: Federation | None = None,
+    on_round_end: Callable[[Record], None] | None = None,
+) -> Run:
+    """Return the finished run of a folder, like `resume`; an interruption always raises `Interrupted`."""
     if not is_run_folder(folder):
         raise RunError(_no_run(folder))
     info = read_info(folder)

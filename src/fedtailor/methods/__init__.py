@@ -65,3 +65,8 @@ __all__ = [
     "FedExP", "FedFomo", "FedGH", "FedLAG", "FedPAC", "FedPHP", "FedPer", "FedProto", "FedProx", "FedRep", "FedRoD",
     "FedSim", "LGFedAvg", "Local", "LpProj", "PFedHN", "PFedLA", "PFedMe", "PerFedAvg", "Scaffold", "SelfFL",
 ]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    """Return the methods and the registry, which editors and notebooks offer after `ft.methods.`"""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -43,10 +43,9 @@ class Entry:
 
 
 def make_entry(method: type[Method], family: str) -> Entry:
-    """Create the entry of a method; the citation is the first paragraph of the class docstring."""
-    paper = " ".join((method.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
+    """Create the entry of a method."""
     texts = {name: getattr(method, name) for name in ("download", "upload", "client_state", "newcomer_start")}
-    return Entry(method.class_title(), family, paper, **texts, personal=method.personal)
+    return Entry(method.class_title(), family, method.citation(), **texts, personal=method.personal)
 
 
 def as_markdown() -> str:

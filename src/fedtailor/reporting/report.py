@@ -20,6 +20,7 @@ from fedtailor.reporting.figures.sweep_figures import sweep_figures
 from fedtailor.reporting.figures.sweep_result import SweepResult, find_sweeps, sweep_names
 from fedtailor.reporting.page import GENERATOR_TAG, Chapter, Page, Section, render_page
 from fedtailor.reporting.reproduce import run_commands, sweep_command
+from fedtailor.runs.environment import commit_text
 from fedtailor.runs.files import write_atomic, write_errors
 from fedtailor.runs.reader import load_runs
 from fedtailor.runs.run import Run
@@ -225,10 +226,13 @@ def _settings_section(groups: Sequence[Comparison], sweeps: Sequence[SweepResult
     }
     keys = ("fedtailor", "torch", "engine", "device", "threads", "parameters")
     runs = [
-        [one.label, one.seed, *(str(one.run.info.get(key, "–")) for key in keys), getattr(one.run.folder, "name", "–")]
+        [one.label, one.seed, *(str(one.run.info.get(key, "–")) for key in keys), commit_text(one.run.info),
+         getattr(one.run.folder, "name", "–")]
         for one in run_summaries
-    ]
-    columns = ["method", "seed", "FedTailor", "PyTorch", "engine", "device", "threads", "parameters", "folder"]
+    ]  # fmt: skip
+    columns = [
+        "method", "seed", "FedTailor", "PyTorch", "engine", "device", "threads", "parameters", "git commit", "folder",
+    ]  # fmt: skip
     tables = [
         ("Settings of all runs", Table(["setting", "value"], common)),
         ("Settings of the methods", Table(["method", "name", "settings"], limit_rows([list(row) for row in methods]))),

@@ -101,6 +101,18 @@ def is_run_folder(folder: Path) -> bool:
     return (folder / "experiment.toml").is_file()
 
 
+def planned_rounds(folder: Path) -> int | None:
+    """Return the number of rounds that a run folder's settings name; None if they cannot be read.
+
+    >>> planned_rounds(Path("nowhere")) is None
+    True
+    """
+    try:
+        return int(read_settings(folder)["rounds"])
+    except FedTailorError:
+        return None
+
+
 def check_same_experiment(folder: Path, experiment: Mapping[str, Any]) -> None:
     """Raise an error if a folder contains the run of another experiment."""
     with read_errors(folder):

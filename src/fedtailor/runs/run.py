@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -14,6 +14,9 @@ from fedtailor.core.trees import Params, Tree
 from fedtailor.errors import RunError, unknown_name
 from fedtailor.runs.records import Record, Values
 from fedtailor.runs.summaries import largest_tenth, plain_mean, weighted_mean, worst_tenth
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMAT = 3  # version of the run folder's format
 MOMENTS = ("received", "trained")
@@ -70,6 +73,37 @@ class Run:
     @property
     def num_clients(self) -> int:
         return len(self.info["clients"])
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all rounds are done; False if the run was interrupted or is still in progress."""
+        return len(self.records) >= int(self.experiment.get("rounds", 0))
+
+    @property
+    def rounds_text(self) -> str:
+        """The number of rounds, for tables and text: "20 rounds", or "12 of 100 rounds" of an unfinished run."""
+        done, planned = len(self.records), self.experiment.get("rounds", 0)
+        return f"{done:,} round{'' if done == 1 else 's'}" if self.is_finished else f"{done:,} of {planned:,} rounds"
+
+    def __repr__(self) -> str:
+        data = self.experiment["data"].get("name", "own data")
+        title, clients = f"{self.method_title} on {data}", f"{self.num_clients:,} clients"
+        return f"Run({title}, {clients}, {self.rounds_text}, {self._last_score()})"
+
+    def _repr_html_(self) -> str:
+        from fedtailor.reporting.notebook.run import run_html
+
+        return run_html(self)
+
+    def _last_score(self) -> str:
+        """Return the scores of the last evaluated round at both moments."""
+        score = self.info["score"]
+        for index in reversed(range(len(self.records))):  # iterating would expand all records in memory
+            found = {moment: self.records[index].get(f"{score}_{moment}") for moment in reversed(MOMENTS)}
+            values = [f"{value:.3f} {moment}" for moment, value in found.items() if isinstance(value, float)]
+            if values:
+                return f"{score} {', '.join(values)}"
+        return "not evaluated yet"
 
     def client(self, client: int) -> Tree:
         """Return the state of a client."""
@@ -140,6 +174,23 @@ class Run:
             return value
         exact = not torch.tensor(value).is_floating_point()
         return torch.tensor(value) if exact else torch.tensor(value, dtype=torch.float64)  # the precision of JSON
+
+    def to_pandas(self, per: Literal["round", "client"] = "round") -> "pd.DataFrame":
+        """Return the records as a pandas data frame: one row per round, or one row per round and client.
+
+        A row per round has all numbers of its record. A row per client has the client's metrics at both moments and its
+        bytes, for each client that took part in the round or was evaluated after it. Missing values are NaN.
+
+        run.to_pandas().plot(x="round", y=["accuracy_trained", "accuracy_received"])
+        run.to_pandas(per="client").groupby("name")["accuracy_trained"].last()
+        """
+        from fedtailor.runs.dataframes import clients_frame, rounds_frame
+
+        if per not in ("round", "client"):
+            raise unknown_name("kind of rows", str(per), ["round", "client"])
+        if per == "round":
+            return rounds_frame(self.records)
+        return clients_frame(self.records, [client["name"] for client in self.info["clients"]])
 
     def total(self, name: str) -> float:
         """Return the sum of bytes_up, bytes_down, or seconds over all rounds."""

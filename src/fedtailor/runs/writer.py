@@ -1,7 +1,7 @@
 """Write a run into a folder that can be read without this library.
 
 experiment.toml         the settings
-run.json                the machine, the clients, and fingerprints of data, model, and method
+run.json                the environment, the clients, and fingerprints of data, model, and method
 start.safetensors       the initial weights, an ordinary state_dict
 rounds.jsonl            one line per round
 arrays/0007.safetensors ...   method metrics of round 7 that are too large for a line

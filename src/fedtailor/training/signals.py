@@ -4,19 +4,29 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from fedtailor.runs.run import Run
 
 log = logging.getLogger("fedtailor")
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised after an interrupted run has been saved; the message says how to resume it."""
+    """Raised when a run is interrupted. The message says how to resume it if it is saved in a folder.
 
-    def __init__(self, message: str, code: int) -> None:
+    `run` is the run with all finished rounds, or None if no round is finished. `code` is the exit status of the
+    command: 130 after Ctrl-C, as in shells. `immediately` is true if the last round was not finished, because the run
+    was interrupted twice.
+
+    >>> str(Interrupted("Stopped after round 3 of 10."))
+    'Stopped after round 3 of 10.'
+    """
+
+    def __init__(self, message: str, code: int = 130, run: Run | None = None, immediately: bool = False) -> None:
         super().__init__(message)
-        self.code = code  # exit status of the command: 130 after Ctrl-C, as in shells
+        self.code, self.run, self.immediately = code, run, immediately
 
 
 class PendingSignal(threading.Event):
@@ -28,9 +38,15 @@ class PendingSignal(threading.Event):
         return self.number
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
 @contextmanager
-def deferred_signals(only_first: bool = True) -> Iterator[PendingSignal]:
-    """Defer SIGINT (Ctrl-C) and SIGTERM; with `only_first`, a second signal is handled as before.
+def deferred_signals(
+    only_first: bool = True, numbers: Sequence[signal.Signals] = _SIGNALS, work: str = "the round and saving"
+) -> Iterator[PendingSignal]:
+    """Defer SIGINT (Ctrl-C) and SIGTERM; with `only_first`, a second signal is handled as before, and a message names
+    the `work` that continues.
 
     >>> with deferred_signals() as pending_signal:
     ...     signal.raise_signal(signal.SIGTERM)
@@ -41,7 +57,7 @@ def deferred_signals(only_first: bool = True) -> Iterator[PendingSignal]:
     if threading.current_thread() is not threading.main_thread():  # other threads cannot handle signals
         yield pending
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in numbers}
     # Keep handlers that were not set from Python (None) and signals that are ignored (SIG_IGN).
     before = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
     main_pid = os.getpid()
@@ -53,7 +69,7 @@ def deferred_signals(only_first: bool = True) -> Iterator[PendingSignal]:
         pending.set()
         if only_first:
             _restore(before)
-            log.warning("Finishing the round and saving; interrupt again to stop immediately.")
+            log.warning("Finishing %s; interrupt again to stop immediately.", work)
 
     for number in before:
         signal.signal(number, defer)

@@ -19,6 +19,7 @@ from fedtailor.core.model import Model, ModelLike, as_model
 from fedtailor.core.trees import Params
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DataError, unknown_name
+from fedtailor.runs.environment import describe_environment
 from fedtailor.runs.records import Record, Records
 from fedtailor.runs.run import FORMAT, Run
 from fedtailor.runs.toml import to_toml
@@ -26,6 +27,7 @@ from fedtailor.training.channel.channel import Channel
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
 from fedtailor.training.fingerprint import fingerprint
+from fedtailor.training.interactive import OnRoundEnd, run_interactively
 from fedtailor.training.participation import Participation, make_schedule
 from fedtailor.training.simulated_clients import SimulatedClients
 from fedtailor.training.simulation import build_simulation, personal_model, simulation_info
@@ -58,8 +60,12 @@ def simulate(
     folder: str | Path | None = None,
     checkpoint_every: int | None = None,
     initial_weights: Mapping[str, Tensor] | None = None,
+    progress: bool = False,
 ) -> Run:
     """Train a method on a federation whose clients are simulated on this machine.
+
+    Ctrl-C finishes the round and raises `ft.Interrupted`, whose attribute `run` contains all finished rounds. In a
+    notebook or at a Python prompt, this partial run is returned instead. A second Ctrl-C stops immediately.
 
     Args:
         method: The method, such as `ft.methods.FedAvg(lr=0.1)`.
@@ -86,6 +92,7 @@ def simulate(
         folder: New folder in which the run is saved. `ft.resume(folder)` continues the run after an interruption.
         checkpoint_every: Rounds between checkpoints. By default, chosen so that they take less than 5 % of the time.
         initial_weights: A `state_dict` to start from.
+        progress: Show a bar in a terminal or a notebook, or a line every few seconds if stderr is redirected.
 
     >>> import fedtailor as ft
     >>> fed = ft.load("digits", clients=4)
@@ -110,9 +117,13 @@ def simulate(
         unreliable=unreliable,
         channel=channel,
     )
-    return train(
-        config, method, as_model(model), fed, on_round_end, None if folder is None else Path(folder), initial_weights
-    )
+    folder = None if folder is None else Path(folder)
+
+    def start(on_round_end: OnRoundEnd | None) -> Run:
+        return train(config, method, as_model(model), fed, on_round_end, folder, initial_weights)
+
+    label = f"{getattr(method, 'display_name', method)}, seed {config.seed}"
+    return run_interactively(start, on_round_end, progress, label, config.num_rounds)
 
 
 def make_config(**settings: Any) -> TrainingConfig:
@@ -178,6 +189,7 @@ def make_trainer(
         schedule = [[0]] * len(schedule)  # the first client trains on the data of all clients
     server, clients, params = build_simulation(config, method, model, fed, schedule, initial_weights, engine_choice)
     info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, clients, fed)}
+    info["environment"] = describe_environment(clients.device)
     if folder is not None:
         info["fingerprint"] = fingerprint(describe_method(method), type(method), model, fed)
     run = Run(

@@ -145,7 +145,7 @@ def personal_model(server: Server, clients: SimulatedClients, params: Params, cl
         models = (
             clients.trained_models(server, [client])
             if moment == "trained"
-            else clients.received_models(server, [client], clients.shared.rounds + 1)
+            else clients.received_models(server, [client], server.rounds_done + 1)
         )
     return personal_state_dict(server.model, params, flatten(take(models, 0)))
 

@@ -11,7 +11,6 @@ for every round:
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -57,17 +56,15 @@ class Trainer(Generic[C]):
 
         With a `writer`, records and checkpoints are saved. `defer_signals` lets a round finish before Ctrl-C stops it.
         """
-        checkpoints = writer and CheckpointManager(writer, self.server, self.clients, self.run, defer_signals)
         self.run.records = records = Records(self.run.records)
-        with checkpoints or nullcontext():
+        with CheckpointManager(writer, self.server, self.clients, self.run, defer_signals) as checkpoints:
             for number in range(len(records) + 1, self.config.num_rounds + 1):
                 record = self.run_round(number)
                 record = writer.append(record) if writer else record
                 records.append(record)
                 if on_round_end is not None:
                     on_round_end(record)
-                if checkpoints:
-                    checkpoints.after_round()
+                checkpoints.after_round()
         self.run.server = self.server.state
         return self.run
 
@@ -77,8 +74,12 @@ class Trainer(Generic[C]):
         record = self._train_with_retries(number)
         self._trained_values.add_participants(record["clients"])
         if is_last or number % self.config.evaluate_every == 0:
-            with deterministic(self.clients.threads):
-                record = self._evaluate(record, is_last)
+            try:
+                with deterministic(self.clients.threads):
+                    record = self._evaluate(record, is_last)
+            except KeyboardInterrupt:  # the round is finished, so the run keeps it without an evaluation
+                self.run.records = Records([*self.run.records, record])
+                raise
         return record
 
     def _train_with_retries(self, number: int) -> Record:

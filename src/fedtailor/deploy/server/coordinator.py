@@ -4,8 +4,11 @@ import json
 import logging
 import secrets
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedtailor.deploy.server.flower_clients import FlowerClients
 from fedtailor.deploy.server.mailbox import Mailbox
@@ -13,6 +16,7 @@ from fedtailor.deploy.server.membership import Member, Membership
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import deployment_digest, read_deployment
 from fedtailor.runs.checkpoint import Checkpoint
+from fedtailor.runs.environment import describe_environment
 from fedtailor.runs.files import wait_for_lock, write_atomic
 from fedtailor.runs.reader import FLOWER_ENGINE, is_finished, is_run_folder, raise_remote_client, read_records
 from fedtailor.runs.run import FORMAT, Run
@@ -101,10 +105,15 @@ class _Coordinator:
         run = Run(experiment, info, [], server.state, raise_remote_client, raise_remote_client, self.folder)
         return Trainer(config=deployment, server=server, clients=clients, run=run, retry=deployment.retry)
 
+    @cached_property
+    def _environment(self) -> dict[str, Any]:
+        return describe_environment(torch.device("cpu"))
+
     def _info(self, server: Server, clients: FlowerClients) -> dict[str, Any]:
         return model_info(server) | {
             "format": FORMAT,
             "fedtailor": VERSION,
+            "environment": self._environment,
             "engine": FLOWER_ENGINE,
             "engine_reason": "The clients are deployed on Flower.",
             "chunk_size": None,

@@ -1,0 +1,12 @@
+"""A comparison as HTML: its tables, as in the terminal, and its verdict."""
+
+from fedtailor.analysis.comparison_result import ComparisonResult
+from fedtailor.reporting.notebook.markup import block
+from fedtailor.reporting.notebook.run import rich_table_html
+
+
+def comparison_html(result: ComparisonResult) -> str:
+    """Return the tables, the verdict, and what failed."""
+    tables = [block(str(t.title or ""), rich_table_html(t), note=str(t.caption or "")) for t in result.tables()]
+    failed = [f"{name} failed: {why}" for name, why in result.failures.items()]
+    return "".join([*tables, block("Verdict", note="\n".join([result.verdict(), *failed]))])
