@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedtailor.analysis.table_formats import escape_formula
 from fedtailor.core.batch import take_samples
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model
@@ -29,7 +30,7 @@ from fedtailor.errors import ConfigError, RunError
 from fedtailor.experiments.experiment import make_experiment
 from fedtailor.export.model_source import model_info
 from fedtailor.export.personal_model import PersonalModel, build_personal_model
-from fedtailor.export.prediction import Predictions, escape_formula, predict_samples, read_samples
+from fedtailor.export.prediction import Predictions, predict_samples, read_samples
 from fedtailor.runs.files import atomic_file, write_errors
 from fedtailor.runs.reader import load_run
 from fedtailor.runs.run import Run

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedtailor.analysis.table_formats import escape_formula
 from fedtailor.core.batch import take_samples
 from fedtailor.core.memory_limits import check_memory
 from fedtailor.core.model import Inputs
@@ -86,20 +87,6 @@ class Predictions:
         file = io.BytesIO()
         np.savez(file, **arrays)  # type: ignore[arg-type]
         return file.getvalue()
-
-
-def escape_formula(value: Any) -> Any:
-    """Escape a name that a spreadsheet would execute as a formula; names of images and classes are untrusted."""
-    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if is_formula else value
-
-
-def predict(model: nn.Module, path: str | Path) -> Predictions:
-    """Predict the samples in a file or folder with a model from `ft.load_personal`."""
-    info: ModelInfo | None = getattr(model, "info", None)
-    if info is None:
-        raise ConfigError("predict takes a model from ft.load_personal.")
-    return predict_samples(model, info, *read_samples(Path(path), info.inputs))
 
 
 @torch.no_grad()
