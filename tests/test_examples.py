@@ -53,7 +53,7 @@ def test_method_page_lists_exactly_the_fields_of_the_method(page: str, methods: 
         assert (ROOT / "docs" / "methods" / target).is_file(), target
 
 
-GUIDES = ("engines", "methods/selffl", "runs", "channel", "deploy", "models", "report", "trackers")
+GUIDES = ("engines", "methods/selffl", "runs", "channel", "deploy", "models", "report", "trackers", "numbers")
 PAGES = ["README", "CONTRIBUTING", *(f"docs/{page}" for page in GUIDES)]
 
 

@@ -57,7 +57,8 @@ def show_progress(
         interrupted = stop if isinstance(stop, Interrupted) else Interrupted(hint, 130)
         err.print(str(interrupted), markup=False, highlight=False, soft_wrap=True)
         sys.exit(interrupted.code)
-    progress.update(task, completed=len(finished.records), visible=len(progress.tasks) <= _MAX_BARS)
+    rounds = len(finished.records)  # fewer than requested if the run stopped early
+    progress.update(task, total=rounds, completed=rounds, visible=len(progress.tasks) <= _MAX_BARS)
     return finished
 
 

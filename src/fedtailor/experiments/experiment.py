@@ -28,6 +28,7 @@ from fedtailor.networks.layers import Network
 from fedtailor.runs.records import Record
 from fedtailor.runs.run import Run
 from fedtailor.training.config import TrainingConfig
+from fedtailor.training.held_out import split_clients
 from fedtailor.training.simulate import describe_run, train
 from fedtailor.training.simulation import build_simulation
 
@@ -61,7 +62,8 @@ class Experiment(TrainingConfig):
     def check(self, fed: Federation) -> None:
         """Raise an error if the settings do not fit together, without training."""
         self.channel.check(self.method)
-        build_simulation(self, self.method, self.model(fed), fed, [[0]])
+        training, held_out = split_clients(fed, self.held_out_clients, self.seed)
+        build_simulation(self, self.method, self.model(fed), training, [[0]], held_out=held_out)
 
     def model(self, fed: Federation) -> Model:
         """Return the network for a federation."""

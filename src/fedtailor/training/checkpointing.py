@@ -30,7 +30,7 @@ class CheckpointManager:
     def after_round(self) -> None:
         """Save a checkpoint if one is due; if a signal arrived, save one and raise `Interrupted`."""
         number, last = len(self._run.records), self._run.experiment["rounds"]
-        if self._pending_signal() is not None or number == last or self._writer.is_checkpoint_due(number):
+        if self._pending_signal() is not None or self._run.is_complete or self._writer.is_checkpoint_due(number):
             self._save()
         if (signal := self._pending_signal()) is not None:  # also if it arrived during saving
             self._save()

@@ -26,6 +26,7 @@ from fedtailor.training.channel.channel import Channel
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
 from fedtailor.training.fingerprint import fingerprint
+from fedtailor.training.held_out import split_clients
 from fedtailor.training.participation import Participation, make_schedule
 from fedtailor.training.simulated_clients import SimulatedClients
 from fedtailor.training.simulation import build_simulation, personal_model, simulation_info
@@ -49,6 +50,8 @@ def simulate(
     seed: int = 0,
     schedule: Sequence[Sequence[int]] | None = None,
     validation: float = 0.0,
+    patience: int | None = None,
+    held_out_clients: int | float | Sequence[int] | None = None,
     evaluate_every: int = 1,
     evaluate: Any = "all",
     unreliable: Unreliable | None = None,
@@ -77,6 +80,10 @@ def simulate(
         seed: Seed of all random numbers.
         schedule: The clients of every round, instead of `rounds` and `participation`.
         validation: Fraction of each client's training samples to hold out for selecting a round or settings.
+        patience: Stop when the validation score, at the moment that ranks the method, has not improved for this many
+            evaluations. It needs `validation`.
+        held_out_clients: Clients that never train with the others: a number of clients, a fraction, or a list of
+            clients. At every evaluation, they are evaluated as clients that join then.
         evaluate_every: Rounds between evaluations. The last round is always evaluated.
         evaluate: Clients to evaluate: "all", "participants", or a number of clients.
         unreliable: How often clients are unavailable, late, or drop out.
@@ -103,6 +110,8 @@ def simulate(
         seed=_as_int(seed),
         schedule=None if schedule is None else [_client_list(clients) for clients in schedule],
         validation=validation,
+        patience=_as_int(patience),
+        held_out_clients=_as_clients(held_out_clients),
         evaluate_every=_as_int(evaluate_every),
         evaluate=_as_int(evaluate),
         checkpoint_every=_as_int(checkpoint_every),
@@ -148,15 +157,19 @@ def make_trainer(
     """Return the trainer of a simulation before round 1, and the initial parameters."""
     _check_types(method, fed)
     config.channel.check(method)
+    fed, held_out = split_clients(fed, config.held_out_clients, config.seed)
+    _check_test_data(fed)
     schedule = make_schedule(
         fed.num_clients, config.rounds, config.participation, config.seed, config.schedule, config.unreliable
     )
     if method.trains_every_round:
         schedule = [list(range(fed.num_clients))] * len(schedule)
-    server, clients, params = build_simulation(config, method, model, fed, schedule, initial_weights, engine_choice)
-    info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, clients, fed)}
+    server, clients, params = build_simulation(
+        config, method, model, fed, schedule, initial_weights, engine_choice, held_out
+    )
+    info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, clients, fed, held_out)}
     if folder is not None:
-        info["fingerprint"] = fingerprint(describe_method(method), type(method), model, fed)
+        info["fingerprint"] = fingerprint(describe_method(method), type(method), model, fed, held_out)
     run = Run(
         experiment=describe_run(config, method, model, fed),
         info=info,
@@ -194,6 +207,12 @@ def _as_int(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
+def _as_clients(value: Any) -> Any:
+    """Convert a sequence of clients to a list of integers, and a number as `_as_int` does."""
+    is_sequence = isinstance(value, Iterable) and not isinstance(value, str)
+    return [_as_int(client) for client in value] if is_sequence else _as_int(value)
+
+
 def _check_types(method: Method, fed: Federation) -> None:
     if not isinstance(method, Method):
         raise ConfigError(f"method must be an instance such as ft.methods.FedAvg(lr=0.1), got {method!r}.")
@@ -205,6 +224,9 @@ def _check_types(method: Method, fed: Federation) -> None:
         )
     if not isinstance(fed, Federation):
         raise ConfigError("fed must be an ft.Federation, from ft.load(...) or ft.Federation.from_arrays(...).")
+
+
+def _check_test_data(fed: Federation) -> None:
     if not any(map(len, fed.test)):
         raise DataError("No client has test data; hold out some samples of at least one client for testing.")
 
