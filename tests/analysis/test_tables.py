@@ -70,6 +70,44 @@ def test_tables_show_other_metrics() -> None:
     assert "undefined" not in str(run_table(runs[3]).caption)
 
 
+def test_tables_explain_common_and_held_out_metrics() -> None:
+    """Held-out clients and clients without test samples do not count as clients with an undefined metric."""
+    runs = [make_run("local", 0, {0: 0.5, 1: 0.7}), make_run("fedper", 0, {0: 0.9, 1: 0.8})]
+    for run in runs:
+        new = [{"name": f"new {test}", "train": 5, "test": test, "validation": 0} for test in (5, 15)]
+        run.info["clients"].append({"name": "untested", "train": 1, "test": 0, "validation": 0})
+        run.info |= {"common_test": 30, "held_out_clients": new}
+        for moment in ("received", "trained"):
+            run.records[0]["per_client"] |= {
+                f"common_accuracy_{moment}": {0: 0.2, 1: 0.4, 2: 0.9},
+                f"common_loss_{moment}": {0: 1.0, 1: 1.0, 2: 1.0},
+                f"held_out_accuracy_{moment}": {3: 0.6, 4: 0.2},
+                f"held_out_loss_{moment}": {3: 2.0, 4: 2.0},
+            }
+    table = run_table(runs[0])
+    assert "3 clients and 2 held out, 1 round;" in str(table.title)
+    shown = {name: cells[0] for name, cells in rows(table).items()}
+    assert (shown["common accuracy"], shown["held-out accuracy"], shown["held-out loss"]) == ("50.0", "30.0", "2")
+    caption = str(other_metrics(compare_runs(runs)).caption)
+    assert " loss: mean over clients, weighted by test samples. common: " in caption and "undefined" not in caption
+    assert "30 test samples that belong to no client" in caption and "2 clients that never trained" in caption
+    headers = [column.header for column in other_metrics(compare_runs(runs)).columns]
+    assert headers == ["method", "largest 10 %", "loss", "common accuracy", "held-out accuracy"]
+    assert "1 client without test samples" in str(comparison_table(compare_runs(runs)).caption)
+
+
+def test_tables_say_which_runs_stopped_early() -> None:
+    runs = [make_run("local", 0, {0: 0.5}), make_run("fedper", 0, {0: 0.7})]
+    for run in runs:
+        run.experiment |= {"rounds": 9, "patience": 1}
+    runs[1].records = [*runs[1].records, runs[1].records[0] | {"round": 2, "stopped_early": True}]
+    note = "The run stopped early, after 2 of 9 rounds: the validation score had not improved for 1 evaluation."
+    assert note in str(run_table(runs[1]).caption) and "stopped" not in str(run_table(runs[0]).caption)
+    table = comparison_table(compare_runs(runs))
+    assert "1 clients, 1 to 2 rounds" in str(table.title)
+    assert "1 of 2 runs stopped early, after 2 of 9 rounds" in str(table.caption)
+
+
 def test_comparison_diverged_seed_has_no_mean() -> None:
     runs = [make_run("local", seed, {0: 0.5 + seed}, score="loss", higher_is_better=False) for seed in (0, 1)]
     runs += [

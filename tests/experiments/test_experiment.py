@@ -132,6 +132,17 @@ def test_flag_none_is_none_for_optional_fields_and_single_value_is_a_list() -> N
     assert getattr(make_experiment({"network": {"name": "mlp", "hidden": 16}}).network, "hidden", None) == (16,)
 
 
+@pytest.mark.parametrize(("text", "value"), [("2", 2), ("0.25", 0.25), ("1,3", [1, 3]), ("[3]", [3]), ("none", None)])
+def test_held_out_clients_are_saved_as_they_were_given(text: str, value: Any, tmp_path: Path) -> None:
+    flags = ["--held-out-clients", text, "--data.common-test", "0.1", "--data.clients", "4", "--rounds", "1"]
+    experiment = make_experiment(parse_overrides(flags).apply_to({}))
+    assert experiment.held_out_clients == value and type(experiment.held_out_clients) is type(value)
+    run = experiment.run(folder=tmp_path)
+    saved = make_experiment(read_experiment_file(tmp_path / "experiment.toml"))
+    assert saved.held_out_clients == value and saved.data.common_test == 0.1
+    assert len(run.held_out_clients) == {"2": 2, "0.25": 1, "1,3": 2, "[3]": 1, "none": 0}[text]
+
+
 def test_flags_set_fields_of_inner_method() -> None:
     words = "--method lag --method.threshold 0.2 --method.inner scaffold --method.inner.lr 0.05"
     experiment = make_experiment(parse_overrides(words.split()).apply_to({}))

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 from collections import OrderedDict
 from functools import cache
 from typing import Any
@@ -151,6 +152,24 @@ def test_client_that_has_not_trained_holds_received_model(name: str, net: nn.Mod
     assert same(run.personal(3, "trained"), run.personal(3, "received"))
     record = run.records[-1]["per_client"]
     assert name == "local" or record["loss_trained"][3] == record["loss_received"][3]
+
+
+@EACH_METHOD
+def test_held_out_clients_never_change_the_others(name: str, net: nn.Module) -> None:
+    """A run has the bits of one on the federation without them, and each can join with its model at both moments."""
+    fed = tiny_federation()
+    settings: dict[str, Any] = {"rounds": 2, "batch_size": 2, "dtype": torch.float64, "engine": "sequential"}
+    run = ft.simulate(METHODS[name](), net, fed, held_out_clients=[1, 3], **settings)
+    alone = ft.simulate(METHODS[name](), net, fed.select([0, 2]), **settings)
+    assert same(run.server, alone.server)
+    for record, expected in zip(run.records, alone.records, strict=True):
+        assert all(record["per_client"][table] == values for table, values in expected["per_client"].items())
+        for moment in ("received", "trained"):
+            found = record["per_client"][f"held_out_loss_{moment}"]
+            assert found.keys() == {2, 3} and all(map(math.isfinite, found.values()))
+    for client in range(2):
+        assert same(run.client(client), alone.client(client))
+        assert all(same(run.personal(client, m), alone.personal(client, m)) for m in ("received", "trained"))
 
 
 def test_ranking_moment_is_that_of_the_model_that_clients_use() -> None:

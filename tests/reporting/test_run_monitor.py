@@ -13,6 +13,8 @@ import pytest
 
 import fedtailor as ft
 from conftest import error_message
+from fedtailor.analysis.run_summary import compare_runs
+from fedtailor.analysis.verdict import verdict_sentences
 from fedtailor.reporting.dashboard.client_view import client_details, client_list
 from fedtailor.reporting.dashboard.history import RunHistory, required_tables
 from fedtailor.reporting.dashboard.run_monitor import RunMonitor, is_locked
@@ -74,7 +76,7 @@ def test_history_gives_same_client_scores_as_records(tmp_path: Path, options: An
 def test_tail_reads_complete_new_lines_only(tmp_path: Path, lines: list[bytes]) -> None:
     record = tmp_path / "run" / "rounds.jsonl"
     record.write_bytes(lines[0] + lines[1][:40])
-    tail = RecordTail(record, 4, required_tables("accuracy"))
+    tail = RecordTail(record, (4, 0), required_tables("accuracy"))
     restarted, found, more = tail.read(10)
     assert (restarted, [line["round"] for _, line in found], more) == (True, [1], False)
     with record.open("ab") as file:
@@ -89,7 +91,7 @@ def test_tail_reads_complete_new_lines_only(tmp_path: Path, lines: list[bytes]) 
 def test_tail_of_rewritten_file_starts_over(tmp_path: Path, lines: list[bytes], kind: str, rounds: list[int]) -> None:
     record = tmp_path / "run" / "rounds.jsonl"
     record.write_bytes(b"".join(lines[:2]))
-    tail = RecordTail(record, 4, required_tables("accuracy"))
+    tail = RecordTail(record, (4, 0), required_tables("accuracy"))
     assert len(tail.read(10)[1]) == 2
     if kind == "replaced":
         (tmp_path / "new").write_bytes(b"".join(lines[:2]))
@@ -299,6 +301,24 @@ def test_comparison_uses_last_common_round(tmp_path: Path) -> None:
         assert rows[run.method_title] == f"{100 * run.records[1]['accuracy_trained']:.1f}"
     for trace in figures["curves"]["data"]:
         assert trace["x"] == [1, 2]
+
+
+def test_runs_that_stopped_early_with_held_out_clients_are_complete(tmp_path: Path) -> None:
+    """The dashboard shows the clients that train, counts the rounds of the run, and has the verdict of `compare`."""
+    options: dict[str, Any] = {"rounds": 30, "validation": 0.3, "patience": 2, "held_out_clients": [1]}
+    methods = (ft.methods.Local(), ft.methods.FedPer(lr=1.0))
+    runs = [make_run(tmp_path / type(method).__name__, method=method, **options) for method in methods]
+    assert all(run.stopped_early for run in runs) and len({len(run.records) for run in runs}) == 2
+    found = read_runs(tmp_path)[1]
+    for run in runs:
+        view = found[run.folder.name] if run.folder else None
+        assert view is not None
+        row = view.row()
+        assert row["state"] == "finished" and row["round"] == row["rounds"] == len(run.records) < 30
+        assert row["clients"] == client_list(view, "name", False, "", 0)["total"] == 3
+        assert "stopped early, before round 30" in run_details(view)["summary"]
+    sentences = verdict_sentences(compare_runs(runs))
+    assert comparison(list(found.values()))["summary"][0] == sentences[0]
 
 
 def test_comparison_of_one_method_has_unique_labels(tmp_path: Path) -> None:

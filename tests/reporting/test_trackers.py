@@ -327,6 +327,12 @@ def test_record_metrics_in_callback_match_records(fed: ft.Federation) -> None:
     assert [found["privacy/epsilon"] for _, found in logged] == [line["epsilon"] for line in run.records]
 
 
+def test_record_metrics_group_common_and_held_out_metrics() -> None:
+    record = {"round": 3, "clients": [], "common_accuracy_trained": 0.4, "held_out_loss_received_mean": 1.5}
+    found = record_metrics(record | {"stopped_early": True})
+    assert found == {"common_accuracy/trained": 0.4, "held_out_loss/received_mean": 1.5}
+
+
 def test_record_metrics_fractions_count_selected_clients() -> None:
     """Of four selected clients, one was late and one failed; no client was evaluated."""
     line = {"round": 3, "clients": [0, 5], "missed": {1: "late"}, "failed": {2: "memory"}, "accuracy_trained": None}

@@ -70,7 +70,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Record:
     [
         *({"seconds": value} for value in (math.nan, math.inf, 1e300, 10**400, "7", True, None)),
         {"clients": [7]}, {"clients": None}, {"missed": {"0": 7}}, {"failed": {"9": "late"}}, {"diverged": ["x"]},
-        {"accuracy_trained": 10**400}, {"seconds_evaluating": [1.0]},
+        {"accuracy_trained": 10**400}, {"seconds_evaluating": [1.0]}, {"stopped_early": False}, {"stopped_early": 1},
         {"per_client": {"bytes_up": {"0": math.inf}}}, {"per_client": {"bytes_up": {"7": 1}}}, {"per_client": {}},
         {"last_trained": {"loss": 1.0}}, {"method_metrics": {"weights": [[0.5, 10**400]]}}, {"method_metrics": [1.0]},
     ],
@@ -83,6 +83,15 @@ def test_validate_record_invalid_value_raises(invalid: Record, first: Record) ->
         validate_record(first | invalid, 1, 4)
     with pytest.raises(ValueError, match="line 2 is not the record of round 2"):
         validate_record(first, 2, 4)
+
+
+def test_validate_record_held_out_clients_are_only_in_their_own_metrics(first: Record) -> None:
+    """Readers use the numbers of clients as positions, and held-out clients are not in the list of clients."""
+    held_out = {"held_out_loss_trained": {"4": 1.0}}
+    assert validate_record(first | {"per_client": first["per_client"] | held_out}, 1, 4, held_out=1)
+    for tables, count in ((held_out, 0), ({"loss_trained": {"4": 1.0}}, 1)):
+        with pytest.raises(ValueError, match="line 1 has an invalid value of 'per_client'"):
+            validate_record(first | {"per_client": first["per_client"] | tables}, 1, 4, count)
 
 
 def test_load_run_missing_or_unfinished_raises(net: nn.Module, tmp_path: Path) -> None:

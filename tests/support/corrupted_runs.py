@@ -24,7 +24,8 @@ from support.mutations import ODD, PROGRAMS, damage
 
 SETTINGS = {
     "rounds": 2, "checkpoint_every": 1, "engine": "sequential", "device": "cpu",
-    "method": "ditto", "network": "logistic", "data": {"clients": 2, "alpha": 1.0},
+    "method": "ditto", "network": "logistic", "data": {"clients": 3, "alpha": 1.0, "common_test": 0.1},
+    "held_out_clients": [1],
 }  # fmt: skip
 TENSORS: list[Any] = [
     torch.zeros(()), torch.zeros(0), torch.zeros(2, 3), torch.zeros(2, 0, 5), torch.zeros(3, dtype=torch.float64),

@@ -56,4 +56,9 @@ def test_add_evaluation_means_are_weighted_by_test_size_and_training_loss_covers
     assert result["accuracy_trained"] == pytest.approx((3 * 0.9 + 0.5) / 4)
     assert result["accuracy_received"] == pytest.approx((3 * 0.2 + 0.4) / 4)
     assert result["accuracy_received_mean"] == pytest.approx(0.3)
+    values = {"held_out_accuracy_trained": {2: 0.9, 3: 0.1}, "common_accuracy_trained": {0: 0.2, 1: 0.4}}
+    sizes |= {"test": [3, 1, 1, 4], "common": [7, 7]}  # held-out clients come last
+    others = add_evaluation(record, Evaluation({}), values, sizes, FedAvg())
+    assert others["held_out_accuracy_trained"] == pytest.approx((0.9 + 4 * 0.1) / 5)
+    assert others["common_accuracy_trained"] == pytest.approx(0.3)
     assert result["loss"] == 1.0

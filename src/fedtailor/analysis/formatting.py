@@ -9,8 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fedtailor.runs.records import COMMON, HELD_OUT
+
 PERCENT_METRICS = ("accuracy", "macro_f1", "auc")  # shown in %
 _METRIC_NAMES = {"macro_f1": "macro F1", "auc": "AUC"}
+_PREFIXES = {COMMON: "common ", HELD_OUT: "held-out "}
 _MAX_NAME_LENGTH = 60
 
 
@@ -101,6 +104,16 @@ def percent(fraction: float, digits: int = 0) -> str:
     return f"{100 * fraction:.{digits}f} %"
 
 
+def split_prefix(metric: str) -> tuple[str, str]:
+    """Return the prefix of a metric on the common test set or of held-out clients, and the metric without it.
+
+    >>> split_prefix("common_accuracy"), split_prefix("accuracy")
+    (('common_', 'accuracy'), ('', 'accuracy'))
+    """
+    prefix = next((prefix for prefix in _PREFIXES if metric.startswith(prefix)), "")
+    return prefix, metric.removeprefix(prefix)
+
+
 @dataclass(frozen=True)
 class ScoreFormat:
     """Formats the values of one metric.
@@ -109,17 +122,25 @@ class ScoreFormat:
     ('50.0 %', '1.2 points', '0.5')
     >>> ScoreFormat("accuracy").lead(0.007), ScoreFormat("mse").lead(0.165)
     ('0.7-point lead', 'lead of 0.165')
+    >>> ScoreFormat("held_out_macro_f1").name, ScoreFormat("common_accuracy").text(0.5)
+    ('held-out macro F1', '50.0 %')
     """
 
     score: str
 
     @property
+    def is_percent(self) -> bool:
+        """Whether values are shown in %."""
+        return split_prefix(self.score)[1] in PERCENT_METRICS
+
+    @property
     def factor(self) -> float:
-        return 100.0 if self.score in PERCENT_METRICS else 1.0
+        return 100.0 if self.is_percent else 1.0
 
     @property
     def name(self) -> str:
-        return _METRIC_NAMES.get(self.score, shorten(self.score))
+        prefix, metric = split_prefix(self.score)
+        return _PREFIXES.get(prefix, "") + _METRIC_NAMES.get(metric, shorten(metric))
 
     @property
     def title(self) -> str:
@@ -129,27 +150,27 @@ class ScoreFormat:
     @property
     def unit(self) -> str:
         """The unit that follows a value."""
-        return " %" if self.score in PERCENT_METRICS else ""
+        return " %" if self.is_percent else ""
 
     @property
     def in_words(self) -> str:
         """The name with its unit, for sentences."""
-        return f"{self.name} in %" if self.score in PERCENT_METRICS else self.name
+        return f"{self.name} in %" if self.is_percent else self.name
 
     @property
     def heading(self) -> str:
         """The name with its unit, for axes and tables."""
-        return f"{self.name}, %" if self.score in PERCENT_METRICS else self.name
+        return f"{self.name}, %" if self.is_percent else self.name
 
     @property
     def gap_heading(self) -> str:
-        return f"{self.name}, points" if self.score in PERCENT_METRICS else self.name
+        return f"{self.name}, points" if self.is_percent else self.name
 
     def plain(self, value: float | None) -> str:
         """Return a value without its unit."""
         if value is None or not isfinite(value):
             return "–"
-        if self.score not in PERCENT_METRICS:
+        if not self.is_percent:
             return f"{value:.4g}"
         return f"{100 * round(value, 6):.1f}"  # scores in 32 and in 64 bits are rounded to the same text
 
@@ -159,10 +180,8 @@ class ScoreFormat:
 
     def gap(self, value: float) -> str:
         """Return a difference without its sign, with more digits where it would be rounded to zero."""
-        small = self.score in PERCENT_METRICS and 0 < abs(100 * value) < 0.05
-        return (f"{100 * abs(value):.2g}" if small else self.plain(abs(value))) + (
-            " points" if self.score in PERCENT_METRICS else ""
-        )
+        small = self.is_percent and 0 < abs(100 * value) < 0.05
+        return (f"{100 * abs(value):.2g}" if small else self.plain(abs(value))) + (" points" if self.is_percent else "")
 
     def lead(self, value: float) -> str:
         """Return a difference as a noun phrase."""

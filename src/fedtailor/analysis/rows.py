@@ -5,8 +5,10 @@ from statistics import mean, stdev
 from typing import Any
 
 from fedtailor.analysis.client_gains import gains_over_local
+from fedtailor.analysis.formatting import split_prefix
 from fedtailor.analysis.run_summary import Comparison
 from fedtailor.analysis.target_costs import target_cost
+from fedtailor.runs.records import COMMON, HELD_OUT
 from fedtailor.runs.run import CHOICES, MOMENTS, Run
 
 Row = dict[str, Any]
@@ -94,9 +96,17 @@ def over_seeds(runs: Sequence[Run], moment: str, statistic: str, metric: str | N
 
 
 def other_metric_names(runs: Sequence[Run]) -> list[str]:
-    """Return the metrics besides the score, the loss last."""
+    """Return the metrics besides the score: those of the clients, on the common test set, and of held-out clients, each
+    with the loss last."""
     found = [summary["metrics"] for run in runs for moment in MOMENTS if (summary := run.summarize(moment))]
-    return sorted({name: None for metrics in found for name in metrics}, key=lambda name: name == "loss")
+    names = {name: metric_group(name, runs[0]) for metrics in found for name in metrics}
+    return sorted(names, key=lambda name: (names[name], name == f"{names[name]}loss"))
+
+
+def metric_group(metric: str, run: Run) -> str:
+    """Return the prefix of a metric on the common test set or of held-out clients; empty for the clients' own."""
+    prefix, is_there = split_prefix(metric)[0], {COMMON: "common_test" in run.info, HELD_OUT: run.held_out_clients}
+    return prefix if is_there.get(prefix) else ""
 
 
 def mean_and_std(name: str, values: Sequence[float]) -> Row:

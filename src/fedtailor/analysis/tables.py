@@ -10,7 +10,8 @@ from rich.table import Table
 from fedtailor.analysis.client_gains import gains_over_local, has_known_uncertainty
 from fedtailor.analysis.comparison import SAME_START
 from fedtailor.analysis.formatting import ScoreFormat, count_of, join_names, percent, shorten
-from fedtailor.analysis.rows import other_metric_names, over_seeds
+from fedtailor.analysis.rows import metric_group, other_metric_names, over_seeds
+from fedtailor.analysis.run_length import early_stopping_note, rounds_in_words
 from fedtailor.analysis.run_summary import Comparison
 from fedtailor.analysis.target_costs import target_cost
 from fedtailor.analysis.verdict import seeds_share_start
@@ -30,7 +31,7 @@ def run_table(run: Run) -> Table:
     """Return the table of one run: both moments, all choices of a round, and all metrics."""
     chosen = {(m, c): summary for m, choices in run.summary().items() for c, summary in choices.items() if summary}
     headings = [f"{moment}\n{_CHOICE_HEADINGS[choice]}" for moment, choice in chosen]
-    title = f"{shorten(run.method_title)} on {_describe(run)}; {_score_format(run).in_words}"
+    title = f"{shorten(run.method_title)} on {_describe([run])}; {_score_format(run).in_words}"
     table = new_table(title, ["", *headings], left=1)
     table.add_row("round", *(str(summary["round"]) for summary in chosen.values()))
     for statistic, label in _STATISTICS.items():
@@ -42,6 +43,7 @@ def run_table(run: Run) -> Table:
     diverged = run.records[-1].get("diverged", [])
     table.caption = f"{len(diverged)} clients diverged: try a smaller lr. " if diverged else ""
     table.caption += _failures(run)
+    table.caption += _as_sentence(early_stopping_note([run]))
     table.caption += f"{run.total('seconds'):.1f} s of training, engine {run.info['engine']}; "
     table.caption += f"{up:.1f} MB up and {down:.1f} MB down in total. "
     if (epsilon := run.records[-1].get("epsilon")) is not None:
@@ -58,7 +60,8 @@ def comparison_table(group: Comparison) -> Table:
     seeds = max(len(summaries) for summaries in group.methods.values())
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     columns = ["method", *_MOMENT_COLUMNS, "worst 10 %", "> local", "MB up", "MB down", "s"]
-    table = new_table(f"{_describe(first)}; {_score_format(first).in_words}; {over}", columns, left=1)
+    every = [summary.run for summary in group.summaries]
+    table = new_table(f"{_describe(every)}; {_score_format(first).in_words}; {over}", columns, left=1)
     for label, summaries in group.methods.items():
         if label in group.references[:1]:
             table.add_section()
@@ -83,6 +86,7 @@ def comparison_table(group: Comparison) -> Table:
     if group.references:
         table.caption += f" Not ranked, as references: {join_names(group.references)}."
     table.caption += f" {SAME_START}" if seeds_share_start(group) else ""
+    table.caption += f" {note}" if (note := early_stopping_note(every)) else ""
     return table
 
 
@@ -118,14 +122,14 @@ def target_table(group: Comparison, target: float) -> Table:
 
 def other_metrics(group: Comparison) -> Table:
     """Return the table of what `comparison_table` omits: the 10 % of clients with the most samples, and other
-    metrics."""
-    every = [summary.run for summary in group.summaries]
-    names = other_metric_names(every)
+    metrics; on the common test set and of held-out clients, only the score."""
+    every, score = [summary.run for summary in group.summaries], group.first.info["score"]
+    names = [n for n in other_metric_names(every) if metric_group(n, every[0]) in ("", n.removesuffix(score))]
     table = new_table("", ["method", "largest 10 %", *(ScoreFormat(name).name for name in names)], left=1)
     for label, summaries in group.methods.items():
         runs = [summary.run for summary in summaries]
         moment = group.ranked_by(label)
-        shown = [spread(group.first.info["score"], over_seeds(runs, moment, "largest_tenth"))]
+        shown = [spread(score, over_seeds(runs, moment, "largest_tenth"))]
         shown += [spread(metric, over_seeds(runs, moment, "weighted", metric)) for metric in names]
         table.add_row(label, *shown)
     table.caption = (
@@ -151,9 +155,14 @@ def _failures(run: Run) -> str:
     return f"{clients} of {run.num_clients} clients failed in some round, client {client} in round {number}: {reason}. "
 
 
-def _describe(run: Run) -> str:
-    data = run.experiment["data"].get("name", "own data")
-    return f"{data}, {run.num_clients} clients, {run.rounds_text}"
+def _describe(runs: Sequence[Run]) -> str:
+    data, held_out = runs[0].experiment["data"].get("name", "own data"), len(runs[0].held_out_clients)
+    others = f" and {held_out} held out" if held_out else ""
+    return f"{data}, {runs[0].num_clients} clients{others}, {rounds_in_words(runs)}"
+
+
+def _as_sentence(note: str) -> str:
+    return f"{note} " if note else ""
 
 
 def _score_format(run: Run) -> ScoreFormat:
@@ -162,13 +171,22 @@ def _score_format(run: Run) -> ScoreFormat:
 
 def _metric_notes(others: Sequence[str], runs: Sequence[Run]) -> str:
     """Return how the other metrics are averaged, and for how many clients a metric is undefined."""
-    names = ", ".join(ScoreFormat(name).name for name in others)
-    notes = f" {names}: mean over clients, weighted by test samples." if others else ""
+    notes, info = "", runs[0].info
+    own = [ScoreFormat(name).name for name in others if not metric_group(name, runs[0])]
+    notes += f" {', '.join(own)}: mean over clients, weighted by test samples." if own else ""
+    if "common_test" in info:
+        samples = f"{count_of(info['common_test'], 'test sample')} that belong to no client"
+        notes += f" common: mean over clients, all on the same {samples}."
+    if held_out := len(runs[0].held_out_clients):
+        which = f"{count_of(held_out, 'client')} that never trained with the others"
+        notes += f" held-out: {which}; received: when they join, trained: after one round."
     last = [summary for run in runs if (summary := run.summarize("trained") or run.summarize("received"))]
-    score = runs[0].info["score"]
+    score = info["score"]
     counts = [{name: m["clients"] for name, m in ({score: summary} | summary["metrics"]).items()} for summary in last]
     for name in (score, *others):
-        missing = {max(clients.values()) - clients[name] for clients in counts if name in clients}
+        kind = metric_group(name, runs[0])  # which clients a metric covers depends on it
+        covered = [{n: many for n, many in clients.items() if metric_group(n, runs[0]) == kind} for clients in counts]
+        missing = {max(clients.values()) - clients[name] for clients in covered if name in clients}
         if any(missing):
             many = f"{min(missing)} to {max(missing)} clients" if len(missing) > 1 else f"{max(missing)} clients"
             notes += f" {ScoreFormat(name).name} is undefined for {'1 client' if missing == {1} else many}."

@@ -13,6 +13,7 @@ from fedtailor.analysis.comparison import (
     pair_sentence,
 )
 from fedtailor.analysis.formatting import count_of, join_names, method_in_text
+from fedtailor.analysis.run_length import early_stopping_note
 from fedtailor.analysis.run_summary import Comparison
 from fedtailor.analysis.statistics import MIN_SEEDS
 from fedtailor.runs.run import MOMENTS
@@ -116,6 +117,8 @@ def _caveats(group: Comparison) -> list[str]:
         notes.append(f"Ranked last, because a run diverged or was not evaluated: {join_names(unranked)}.")
     if failed := [label for label, runs in group.methods.items() if any(run.failed for run in runs)]:
         notes.append(f"Clients failed and were excluded with {join_names(failed)}: see these runs.")
+    if note := early_stopping_note([summary.run for summary in group.summaries]):
+        notes.append(note)
     notes += [f"{join_names(same)} have identical scores for every client." for same in _identical_methods(group)]
     if group.excluded:
         missing = sorted({f"{run.label} with seed {run.seed}" for run in group.excluded})

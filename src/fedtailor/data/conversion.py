@@ -38,16 +38,16 @@ def to_targets(y: Any, whose: str) -> Tensor:
 def encode_labels(parts: Sequence[Any], owners: Sequence[str]) -> tuple[Sequence[Any], tuple[str, ...] | None]:
     """Replace text labels by their position in alphabetical order; also return the classes' names in that order.
 
-    Other targets are returned unchanged, with None. `owners` names the client of each part.
+    Other targets are returned unchanged, with None. `owners` names who has each part, for error messages.
 
-    >>> encode_labels([["cat", "dog"], ["ant"]], ["ann", "bob"])
+    >>> encode_labels([["cat", "dog"], ["ant"]], ["Client ann", "Client bob"])
     ([array([1, 2]), array([0])], ('ant', 'cat', 'dog'))
     """
     text = [owner for part, owner in zip(parts, owners, strict=True) if _is_text(part)]
     if not text:
         return parts, None
     if len(text) < sum(np.size(part) > 0 for part in parts):
-        raise DataError(f"Client {text[0]} has text labels, but other labels are numbers; use the same kind for all.")
+        raise DataError(f"{text[0]} has text labels, but other labels are numbers; use the same kind for all.")
     arrays = [np.asarray(part) for part in parts]
     names = sorted({str(label) for array in arrays for label in array.ravel().tolist()})
     number = {name: position for position, name in enumerate(names)}

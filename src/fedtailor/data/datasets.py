@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.data.federation import Federation
-from fedtailor.data.partition import PARTITIONS, partition_samples
+from fedtailor.data.partition import PARTITIONS, hold_out_common, partition_samples
 from fedtailor.errors import DataError, unknown_name
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]  # inputs and labels
@@ -92,6 +92,9 @@ class Data:
     exponent: Annotated[float, "of power_law"] = 1.0
     min_size: Annotated[int, "minimum number of samples per client"] = 10
     test: Annotated[float, "fraction of each client's samples that is held out for testing"] = 0.25
+    common_test: Annotated[
+        float | None, "fraction of all samples that is held out as a test set common to all clients"
+    ] = None
     folder: Annotated[str | None, "folder of the publisher's files, or of your own data"] = None
     seed: Annotated[int | None, "of the split; default: the run's seed"] = None
     classes: Annotated[int | None, "number of classes in the folder, if some have no samples"] = None
@@ -112,13 +115,16 @@ class Data:
             raise unknown_name("partition", self.partition, PARTITIONS)
         dataset = DATASETS[self.name]
         x, y = dataset.read(None if self.folder is None else Path(self.folder))
+        rest, common = np.arange(len(y)), None
+        if self.common_test is not None:
+            rest, common = hold_out_common(y, rest, self.common_test, seed)
         owned = partition_samples(
-            y, self.clients, self.partition, alpha=self.alpha, classes_per_client=self.classes_per_client,
+            y[rest], self.clients, self.partition, alpha=self.alpha, classes_per_client=self.classes_per_client,
             exponent=self.exponent, min_size=self.min_size, seed=seed,
         )  # fmt: skip
         return Federation.from_owners(
-            x, y, owned, test=self.test, seed=seed, classes=int(y.max()) + 1, mean=dataset.mean,
-            std=dataset.std, settings=asdict(self) | {"seed": seed},
+            x, y, [rest[own] for own in owned], test=self.test, seed=seed, classes=int(y.max()) + 1, common_test=common,
+            mean=dataset.mean, std=dataset.std, settings=asdict(self) | {"seed": seed},
         )  # fmt: skip
 
     def _load_own(self, seed: int) -> Federation:

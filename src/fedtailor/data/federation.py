@@ -6,19 +6,24 @@ it keeps its dtype until a batch is made.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.core.model import Inputs
 from fedtailor.data.client_arrays import ClientArrays
 from fedtailor.data.conversion import encode_labels, resolve_targets, to_inputs, to_targets, warn_if_random
-from fedtailor.data.partition import Indices, hold_out, samples_by_client
+from fedtailor.data.partition import Indices, hold_out, hold_out_common, samples_by_client
 from fedtailor.errors import DataError
+
+CommonTest = float | Sequence[int] | Indices | None  # a fraction of all samples, or the indices of samples
+_COMMON = "The common test set"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +40,7 @@ class Federation:
     mean: tuple[float, ...] | None = None  # per channel, subtracted when a batch is made
     std: tuple[float, ...] | None = None  # per channel, divided by after that
     settings: Mapping[str, Any] = field(default_factory=dict)  # how the federation was made, for the run folder
+    common_test: Tensor | None = None  # indices of test samples that belong to no client, for all personal models
 
     def __post_init__(self) -> None:
         _check(self)
@@ -67,10 +73,24 @@ class Federation:
         """Return the number of these samples per class; None if the targets are not classes."""
         return None if self.classes is None else torch.bincount(self.y[indices], minlength=self.classes).tolist()
 
+    def select(self, clients: Sequence[int]) -> "Federation":
+        """Return the federation of these clients only, in this order; the common test set stays.
+
+        >>> x, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
+        >>> Federation.from_arrays([(x, y, x, y)] * 3, names=["ann", "bob", "eve"]).select([2, 0]).names
+        ('eve', 'ann')
+        """
+        train, test = (tuple(own[client] for client in clients) for own in (self.train, self.test))
+        return replace(self, train=train, test=test, names=tuple(self.names[client] for client in clients))
+
     def find_owner(self, marked: Tensor) -> str:
-        """Return the name of the first client that owns a marked sample; `marked` is a mask over all samples."""
+        """Return who has the first marked sample, as the start of a sentence; `marked` is a mask over all samples."""
         owned = (torch.cat(pair) for pair in zip(self.train, self.test, strict=True))
-        return next((name for name, own in zip(self.names, owned, strict=True) if bool(marked[own].any())), "?")
+        for name, own in zip(self.names, owned, strict=True):
+            if bool(marked[own].any()):
+                return f"Client {name}"
+        is_common = self.common_test is not None and bool(marked[self.common_test].any())
+        return _COMMON if is_common else "A sample of another client"
 
     def make_preprocessing(self, dtype: torch.dtype, device: torch.device) -> Callable[[Inputs], Inputs]:
         """Return the function that converts stored samples to inputs of a model.
@@ -100,12 +120,14 @@ class Federation:
         names: Sequence[str] | None = None,
         classes: int | None = None,
         regression: bool | None = None,
+        common_test: tuple[Any, Any] | None = None,
         **extra: Any,
     ) -> "Federation":
         """Make a federation from one (x_train, y_train, x_test, y_test) per client, as NumPy arrays or tensors.
 
         x may be a dict of arrays. Inputs of dtype uint8 are scaled to numbers from 0 to 1. A client without test data
-        is trained but not tested.
+        is trained but not tested. `common_test` contains inputs and targets of samples that belong to no client; all
+        personal models are also tested on them.
 
         Integer targets are classes, numbered from 0, and text targets are the names of classes. Float targets are for
         regression; `regression` says so if they could also be class numbers. `classes` is the number of classes if some
@@ -119,18 +141,22 @@ class Federation:
         for name, arrays in zip(labels, clients, strict=True):
             if len(arrays) != 4:
                 raise DataError(f"Client {name} must be (x_train, y_train, x_test, y_test), got {len(arrays)} arrays.")
-        owners = [name for name in labels for _ in ("train", "test")]
-        encoded, class_names = encode_labels([y for arrays in clients for y in (arrays[1], arrays[3])], owners)
-        inputs = [x for arrays in clients for x in (arrays[0], arrays[2])]
+        common = [] if common_test is None else [tuple(common_test)]
+        if any(len(arrays) != 2 for arrays in common):
+            raise DataError(f"{_COMMON} must be (x, y), got {len(common[0])} arrays.")
+        owners = [f"Client {name}" for name in labels for _ in ("train", "test")] + [_COMMON for _ in common]
+        pairs = [pair for arrays in clients for pair in (arrays[:2], arrays[2:])] + common
+        encoded, class_names = encode_labels([y for _, y in pairs], owners)
         xs, ys = [], []
-        for name, x, y in zip(owners, inputs, encoded, strict=True):
-            xs.append(to_inputs(x, f"Client {name}'s"))
-            ys.append(to_targets(y, f"Client {name}'s"))
-            _check_lengths(xs[-1], ys[-1], f"Client {name}'s")
+        for owner, (x, _), y in zip(owners, pairs, encoded, strict=True):
+            xs.append(to_inputs(x, f"{owner}'s"))
+            ys.append(to_targets(y, f"{owner}'s"))
+            _check_lengths(xs[-1], ys[-1], f"{owner}'s")
         x, y = _join(xs, owners, "inputs"), _join(ys, owners, "targets")
         indices = torch.split(torch.arange(len(y)), [len(part) for part in ys])
-        extra = {"class_names": class_names} | extra
-        return cls._build(x, y, indices[::2], indices[1::2], labels, classes, regression, extra)
+        train, test = indices[: 2 * len(labels) : 2], indices[1 : 2 * len(labels) : 2]
+        extra = {"class_names": class_names, "common_test": indices[-1] if common else None} | extra
+        return cls._build(x, y, train, test, labels, classes, regression, extra)
 
     @classmethod
     def from_owners(
@@ -144,12 +170,14 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         regression: bool | None = None,
+        common_test: CommonTest = None,
         **extra: Any,
     ) -> "Federation":
         """Make a federation from samples and their owners; the fraction `test` of each client is held out for testing.
 
-        `owners` has either one owner per sample, or one list of sample indices per client. `classes` and `regression`
-        are explained in `from_arrays`.
+        `owners` has either one owner per sample, or one list of sample indices per client. `common_test` is a test set
+        that is common to all clients: a fraction of all samples, drawn with the same proportions of classes, or a list
+        of sample indices; the owners lose these samples. `classes` and `regression` are explained in `from_arrays`.
 
         >>> Federation.from_owners(np.zeros((4, 3)), np.array([0, 1, 0, 1]), ["ann", "ann", "bob", "bob"]).names
         ('ann', 'bob')
@@ -162,9 +190,11 @@ class Federation:
         known, owned = samples_by_client(owners, len(y))
         labels = _client_names(known if names is None else names, len(owned))
         _check_owned(owned, labels, len(y))
+        owned, common = _take_common(y.numpy(), owned, common_test, seed)
         parts = [hold_out(y.numpy(), own, test, (seed, client)) for client, own in enumerate(owned)]
         train, held = (tuple(torch.from_numpy(part[side]) for part in parts) for side in (0, 1))
-        return cls._build(x, y, train, held, labels, classes, regression, {"class_names": class_names} | extra)
+        extra = {"class_names": class_names, "common_test": common} | extra
+        return cls._build(x, y, train, held, labels, classes, regression, extra)
 
     @classmethod
     def from_dataset(
@@ -177,6 +207,7 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         regression: bool | None = None,
+        common_test: CommonTest = None,
     ) -> "Federation":
         """Make a federation from a torch Dataset of (x, y) and the owners of its samples, as in `from_owners`.
 
@@ -193,17 +224,17 @@ class Federation:
         known, owned = samples_by_client(owners, len(dataset))
         names = known if names is None else names
         owner_of = {int(sample): name for name, own in zip(names, owned, strict=True) for sample in own}
-        clients = [owner_of.get(sample, "?") for sample in range(len(dataset))]
+        clients = [f"Client {owner_of.get(sample, '?')}" for sample in range(len(dataset))]
         pairs = [_pair(dataset[sample], client) for sample, client in enumerate(clients)]
-        inputs = [to_inputs(x, f"Client {client}'s") for (x, _), client in zip(pairs, clients, strict=True)]
+        inputs = [to_inputs(x, f"{client}'s") for (x, _), client in zip(pairs, clients, strict=True)]
         warn_if_random(dataset, inputs)
         encoded, class_names = encode_labels([y for _, y in pairs], clients)
-        targets = [to_targets(y, f"Client {client}'s") for y, client in zip(encoded, clients, strict=True)]
+        targets = [to_targets(y, f"{client}'s") for y, client in zip(encoded, clients, strict=True)]
         x = _join([_with_sample_axis(part) for part in inputs], clients, "inputs")
         y = _join([target[None] for target in targets], clients, "targets")
         return cls.from_owners(
             x, y, owned, names=names, test=test, seed=seed, classes=classes, regression=regression,
-            class_names=class_names,
+            common_test=common_test, class_names=class_names,
         )  # fmt: skip
 
     @classmethod
@@ -289,7 +320,7 @@ class Federation:
     ) -> "Federation":
         """Make a federation after deciding whether its targets are classes."""
         owned = torch.zeros(len(y), dtype=torch.bool)
-        owned[torch.cat([*train, *test])] = True
+        owned[torch.cat([*train, *test, *_list(extra.get("common_test"))])] = True
         if classes is None and extra["class_names"] is not None:
             classes = len(extra["class_names"])
         y, classes = resolve_targets(y, owned, classes, regression)
@@ -311,7 +342,7 @@ def _client_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
 def _pair(sample: Any, client: str) -> tuple[Any, Any]:
     """Return a sample of a data set as (x, y)."""
     if not isinstance(sample, Sequence) or len(sample) != 2:
-        raise DataError(f"Client {client}'s samples must be pairs (x, y); wrap the data set in one that returns pairs.")
+        raise DataError(f"{client}'s samples must be pairs (x, y); wrap the data set in one that returns pairs.")
     return sample[0], sample[1]
 
 
@@ -343,15 +374,34 @@ def _join(parts: Sequence[Inputs], owners: Sequence[str], kind: str) -> Any:
     """Concatenate arrays, which must agree in parts, shapes, and dtypes."""
     for owner, part in zip(owners, parts, strict=True):
         if _part_names(part) != _part_names(parts[0]):
-            raise DataError(f"Client {owner}'s inputs do not have the same parts as those of client {owners[0]}.")
+            raise DataError(f"{owner}'s inputs do not have the same parts as those of other clients.")
     if isinstance(parts[0], dict):
         return {name: _join([part[name] for part in parts], owners, f"{kind} '{name}'") for name in parts[0]}
     nonempty = next((part for part in parts if len(part)), parts[0])
     for owner, part in zip(owners, parts, strict=True):
         if len(part) and (part.shape[1:] != nonempty.shape[1:] or part.dtype != nonempty.dtype):
             kinds = [f"{str(p.dtype).removeprefix('torch.')} {tuple(p.shape[1:])}" for p in (part, nonempty)]
-            raise DataError(f"Client {owner}'s {kind} are {kinds[0]}, but those of other clients are {kinds[1]}.")
+            raise DataError(f"{owner}'s {kind} are {kinds[0]}, but those of other clients are {kinds[1]}.")
     return torch.cat([part for part in parts if len(part)] or [nonempty])
+
+
+def _take_common(
+    labels: NDArray[Any], owned: list[Indices], common_test: CommonTest, seed: int
+) -> tuple[list[Indices], Tensor | None]:
+    """Return the clients' samples without those of the common test set, and the samples of that set."""
+    if common_test is None:
+        return owned, None
+    if isinstance(common_test, Real):
+        _, common = hold_out_common(labels, np.sort(np.concatenate(owned)), float(common_test), seed)
+    else:
+        common = np.asarray(common_test, dtype=np.int64)
+        if common.ndim != 1 or not len(common) or common.min() < 0 or common.max() >= len(labels):
+            raise DataError(f"common_test must list the indices of samples, from 0 to {len(labels) - 1}.")
+    return [own[~np.isin(own, common)] for own in owned], torch.from_numpy(np.unique(common))
+
+
+def _list(common_test: Tensor | None) -> list[Tensor]:
+    return [] if common_test is None else [common_test]
 
 
 def _part_names(x: Inputs) -> set[str] | None:
@@ -379,18 +429,23 @@ def _check(fed: Federation) -> None:
             raise DataError(f"Client {name} has no training data; add some or remove the client.")
     owned = torch.zeros(len(fed.y), dtype=torch.bool)
     owned[torch.cat(fed.train + fed.test)] = True
+    for common in _list(fed.common_test):
+        if not len(common) or bool(owned[common].any()):
+            problem = "contains samples of a client" if len(common) else "has no samples"
+            raise DataError(f"{_COMMON} {problem}; give it samples that belong to no client.")
+        owned[common] = True
     inputs = fed.x.values() if isinstance(fed.x, dict) else [fed.x]
     for kind, part in [*(("inputs", part) for part in inputs), ("targets", fed.y)]:
         if not part.is_floating_point():
             continue
         bad = owned & ~torch.isfinite(part.flatten(1) if part.ndim > 1 else part[:, None]).all(1)
         if bool(bad.any()):
-            raise DataError(f"Client {fed.find_owner(bad)} has NaN or infinity in its {kind}; remove those samples.")
+            raise DataError(f"{fed.find_owner(bad)} has NaN or infinity in its {kind}; remove those samples.")
     if fed.classes is not None:
         bad = owned & ((fed.y < 0) | (fed.y >= fed.classes))
         if bool(bad.any()):
             first = bad & (bad.cumsum(0) == 1)  # so that the label is the one of this client
             label = int(fed.y[first])
             raise DataError(
-                f"Client {fed.find_owner(first)} has the label {label}; labels must be from 0 to {fed.classes - 1}."
+                f"{fed.find_owner(first)} has the label {label}; labels must be from 0 to {fed.classes - 1}."
             )

@@ -125,6 +125,18 @@ def hold_out(labels: NDArray[Any], samples: Indices, fraction: float, seed: Sequ
     return np.sort(shuffled[~held]), np.sort(shuffled[held])
 
 
+def hold_out_common(labels: NDArray[Any], samples: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
+    """Split all samples into (kept for clients, common test set) with the same proportions of classes in both.
+
+    >>> kept, common = hold_out_common(np.arange(100) % 2, np.arange(100), 0.1, seed=0)
+    >>> len(kept), np.bincount(common % 2).tolist()
+    (90, [5, 5])
+    """
+    if not 0 < fraction < 1:
+        raise DataError(f"common_test must be a fraction between 0 and 1, got {fraction}.")
+    return hold_out(labels, samples, fraction, (seed, 0, 1))  # no client draws with this seed
+
+
 def _are_classes(labels: NDArray[Any]) -> bool:
     return labels.ndim == 1 and labels.dtype.kind in "iub"
 

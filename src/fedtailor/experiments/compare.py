@@ -25,8 +25,7 @@ from fedtailor.runs.run import Run, method_label
 from fedtailor.runs.toml import flatten_settings
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.interactive import is_interactive
-from fedtailor.training.simulate import describe_method, describe_run, make_config, train
-from fedtailor.training.simulation import build_simulation
+from fedtailor.training.simulate import check_fit, describe_method, describe_run, make_config, train
 
 log = logging.getLogger("fedtailor")
 Networks = ModelLike | str | Callable[[Federation], ModelLike]
@@ -201,8 +200,7 @@ def _find_invalid(jobs: Sequence[_Job], skip: bool, failures: dict[str, str]) ->
     invalid = []
     for job in jobs:
         try:
-            job.config.channel.check(job.method)
-            build_simulation(job.config, job.method, job.model, job.fed, [[0]])
+            check_fit(job.config, job.method, job.model, job.fed)
         except FedTailorError as error:
             if not skip:
                 raise

@@ -26,7 +26,9 @@ from fedtailor.training.simulate import describe_config, describe_method
 
 DEPLOYMENT_FILE = "deployment.toml"
 _DUMMY_SAMPLES = 4  # generated samples to determine what a client will send
-SIMULATION_SETTINGS = ("engine", "chunk_size", "schedule", "checkpoint_every", "unreliable", "evaluate")
+SIMULATION_SETTINGS = (
+    "engine", "chunk_size", "schedule", "checkpoint_every", "unreliable", "evaluate", "patience", "held_out_clients"
+)  # fmt: skip
 _CHANGEABLE = ("address", "min_clients", "deadline", "retry", "participation", "evaluate_every", "max_failures")
 _MAX_CLASSES = 10**6
 

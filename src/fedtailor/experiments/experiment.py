@@ -28,8 +28,7 @@ from fedtailor.networks.layers import Network
 from fedtailor.runs.records import Record
 from fedtailor.runs.run import Run
 from fedtailor.training.config import TrainingConfig
-from fedtailor.training.simulate import describe_run, train
-from fedtailor.training.simulation import build_simulation
+from fedtailor.training.simulate import check_fit, describe_run, train
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,7 @@ class Experiment(TrainingConfig):
 
     def check(self, fed: Federation) -> None:
         """Raise an error if the settings do not fit together, without training."""
-        self.channel.check(self.method)
-        build_simulation(self, self.method, self.model(fed), fed, [[0]])
+        check_fit(self, self.method, self.model(fed), fed)
 
     def model(self, fed: Federation) -> Model:
         """Return the network for a federation."""

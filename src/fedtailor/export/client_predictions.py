@@ -12,7 +12,7 @@ Classes are numbers, or names if the data has them. Several numbers per sample h
 """
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,9 @@ from fedtailor.export.personal_model import PersonalModel, build_personal_model
 from fedtailor.export.prediction import Predictions, predict_samples, read_samples
 from fedtailor.runs.files import atomic_file, write_errors
 from fedtailor.runs.reader import load_run
-from fedtailor.runs.run import Run
+from fedtailor.runs.run import Run, all_clients
 from fedtailor.training.fingerprint import data_fingerprint
+from fedtailor.training.held_out import split_clients
 
 _GROUP_ROWS = 10_000  # rows of a .parquet file that are written together
 Table = dict[str, list[Any]]  # column -> values
@@ -103,8 +104,11 @@ def predict_clients(
     if file is not None:
         return _predict_file(_models(run, moment, method, model, fed), run, Path(file))
     fed = _load_data(run) if fed is None else fed
-    _check_data(run, fed)
-    return _predict_test_data(_models(run, moment, method, model, fed), fed)
+    training, held_out = split_clients(fed, run.experiment.get("held_out_clients"), run.experiment["seed"])
+    _check_data(run, training, held_out)
+    groups = [training] if held_out is None else [training, held_out]  # in this order, the run numbers its clients
+    names, test = ([value for group in groups for value in getattr(group, part)] for part in ("names", "test"))
+    return _predict_test_data(_models(run, moment, method, model, fed), fed, names, test)
 
 
 def save_predictions(predictions: Iterable[ClientPredictions], path: str | Path) -> int:
@@ -131,17 +135,19 @@ def _models(
 ) -> Iterator[PersonalModel]:
     inputs = None if fed is None else InputSpec.from_federation(fed)
     name = "run" if run.folder is None else run.folder.resolve().name
-    for client in range(run.num_clients):
+    for client in range(len(all_clients(run.info))):
         state = {path: leaf.cpu() for path, leaf in run.personal(client, moment).items()}
         info = model_info(name, run.experiment, run.info, client, moment, inputs)
         yield build_personal_model(info, state, method, model, f"The model of client {client}")
 
 
-def _predict_test_data(models: Iterator[PersonalModel], fed: Federation) -> Iterator[ClientPredictions]:
-    for client, (model, own) in enumerate(zip(models, fed.test, strict=True)):
+def _predict_test_data(
+    models: Iterator[PersonalModel], fed: Federation, names: Sequence[str], test: Sequence[Tensor]
+) -> Iterator[ClientPredictions]:
+    for client, (model, name, own) in enumerate(zip(models, names, test, strict=True)):
         if len(own):
             found = predict_samples(model, model.info, own.tolist(), take_samples(fed.x, own))
-            yield ClientPredictions(client, fed.names[client], found, fed.y[own])
+            yield ClientPredictions(client, name, found, fed.y[own])
 
 
 def _predict_file(models: Iterator[PersonalModel], run: Run, path: Path) -> Iterator[ClientPredictions]:
@@ -149,7 +155,7 @@ def _predict_file(models: Iterator[PersonalModel], run: Run, path: Path) -> Iter
     for client, model in enumerate(models):
         samples = samples or read_samples(path, model.info.inputs)  # the input format is the same for all clients
         found = predict_samples(model, model.info, *samples)
-        yield ClientPredictions(client, str(run.info["clients"][client]["name"]), found)
+        yield ClientPredictions(client, str(all_clients(run.info)[client]["name"]), found)
 
 
 def _load_data(run: Run) -> Federation:
@@ -159,10 +165,10 @@ def _load_data(run: Run) -> Federation:
     return make_experiment({"data": data, "seed": run.experiment["seed"]}).load()
 
 
-def _check_data(run: Run, fed: Federation) -> None:
-    """Raise an error unless a federation is the one that the run was trained and tested on."""
+def _check_data(run: Run, fed: Federation, held_out: Federation | None) -> None:
+    """Raise an error unless these are the training clients and the held-out clients of the run."""
     if "fingerprint" in run.info:
-        same = run.info["fingerprint"].get("data") == data_fingerprint(fed)
+        same = run.info["fingerprint"].get("data") == data_fingerprint(fed, held_out)
     else:  # of a run in memory, only the clients are known
         clients = [(client["name"], client["test"]) for client in run.info["clients"]]
         same = clients == [(name, len(own)) for name, own in zip(fed.names, fed.test, strict=True)]

@@ -24,7 +24,7 @@ from fedtailor.runs.reader import (
     read_model,
     read_settings,
 )
-from fedtailor.runs.run import MOMENTS, resume_hint
+from fedtailor.runs.run import MOMENTS, all_clients, resume_hint
 from fedtailor.runs.serialization import load_tensors
 
 METADATA_KEY = "fedtailor"  # of the `ModelInfo` in an exported file's metadata
@@ -96,8 +96,8 @@ def find_model(path: Path, client: int | None, moment: str, inputs: InputSpec | 
 
 def _from_run(folder: Path, client: int, moment: str, inputs: InputSpec | None) -> tuple[ModelInfo, Params]:
     settings, info = read_settings(folder), read_info(folder)
-    if not 0 <= client < len(info["clients"]):
-        raise RunError(f"There is no client {client}; the run has clients 0 to {len(info['clients']) - 1}.")
+    if not 0 <= client < (total := len(all_clients(info))):
+        raise RunError(f"There is no client {client}; the run has clients 0 to {total - 1}.")
     if info["engine"] == FLOWER_ENGINE:
         raise_remote_client(client)
     if not is_finished(folder):

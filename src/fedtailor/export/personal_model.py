@@ -22,7 +22,7 @@ from fedtailor.export.model_source import ModelInfo, find_model
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS, network
 from fedtailor.runs.reader import is_run_folder, read_info, read_settings
-from fedtailor.runs.run import MOMENTS, method_label
+from fedtailor.runs.run import MOMENTS, all_clients, method_label
 
 _MAX_DEPTH, _MAX_NAME_LENGTH = 32, 1000  # of a tensor's name
 
@@ -120,10 +120,10 @@ def load_all_personal(
     model: Model | nn.Module | None = None,
     fed: Federation | None = None,
 ) -> Iterator[PersonalModel]:
-    """Yield the personal models of all clients of a run, one at a time; see `load_personal`."""
+    """Yield the personal models of all clients of a run, held-out ones last, one at a time; see `load_personal`."""
     folder, inputs = Path(folder), None if fed is None else InputSpec.from_federation(fed)
     read_settings(folder)  # raises an error if the folder is not a run
-    for client in range(len(read_info(folder)["clients"])):
+    for client in range(len(all_clients(read_info(folder)))):
         info, state = find_model(folder, client, moment, inputs)
         inputs = info.inputs  # the same for all clients, so data are read at most once
         yield build_personal_model(info, state, method, model, f"The file of client {client}")

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedtailor.analysis.comparability import first_seed_runs
 from fedtailor.analysis.formatting import count_of
+from fedtailor.analysis.run_length import rounds_in_words
 from fedtailor.analysis.run_summary import Comparison, make_comparisons
 from fedtailor.analysis.verdict import verdict_sentences
 from fedtailor.errors import ConfigError, RunError
@@ -106,13 +107,14 @@ def _subtitle(groups: Sequence[Comparison]) -> str:
     if len(groups) > 1:
         return f"{sum(len(group.summaries) for group in groups)} runs of {len(groups)} experiments"
     run, group = groups[0].first, groups[0]
+    held_out = len(run.held_out_clients)
     partition = run.experiment["data"].get("partition")
     alpha = f" (α = {run.experiment['data'].get('alpha')})" if partition == "dirichlet" else ""
     seeds = f"seeds {', '.join(map(str, group.seeds))}" if len(group.seeds) > 1 else f"seed {group.seeds[0]}"
     parts = [
-        count_of(run.num_clients, "client"),
+        count_of(run.num_clients, "client") + (f" and {held_out} held out" if held_out else ""),
         f"{partition} split{alpha}" if partition else "",
-        count_of(len(run.records), "round"),
+        rounds_in_words([run_summary.run for run_summary in group.summaries]),
     ]
     return " · ".join([part for part in parts if part] + [f"network {run.experiment['network'].get('name')}", seeds])
 

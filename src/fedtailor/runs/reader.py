@@ -13,7 +13,7 @@ from fedtailor.runs import checkpoint
 from fedtailor.runs.checkpoint import Checkpoint
 from fedtailor.runs.files import checksum, read_bytes
 from fedtailor.runs.records import Record, Records, restore_record, validate_record
-from fedtailor.runs.run import FORMAT, MOMENTS, Run, resume_hint
+from fedtailor.runs.run import FORMAT, MOMENTS, Run, all_clients, client_counts, is_complete, resume_hint
 from fedtailor.runs.serialization import unpack_flat
 from fedtailor.runs.toml import to_toml
 
@@ -39,10 +39,10 @@ def load_run(path: str | Path) -> Run:
     if not is_finished(folder):
         raise RunError(f"The run in '{folder}' is not finished; {resume_hint(folder)}.")
     found, problems = latest_checkpoint(folder)
-    if found is None or problems or found.round != experiment.get("rounds"):
+    records = read_records(folder, found) if found is not None else []
+    if found is None or problems or not is_complete(experiment, records):
         why = problems[0] if problems else f"The last checkpoint of the run in '{folder}' is missing."
         raise DamagedRunError(f"{why.rstrip('.')}; to repair the run, {resume_hint(folder)}.")
-    records = read_records(folder, found)
     if found.metadata.get("environment_changes"):
         info["environment_changes"] = found.metadata["environment_changes"]
     with read_errors(folder):
@@ -134,8 +134,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
         parts = [settings[part] for part in ("method", "network", "data")]
         if not all(isinstance(part, dict) and isinstance(part["name"], str) for part in parts):
             raise ValueError("experiment.toml does not name a method, a network, and data")
-        if not all(type(settings[name]) is int for name in ("rounds", "seed")):
-            raise ValueError("rounds and seed in experiment.toml must be integers")
+        if not all(type(settings[name]) is int for name in ("rounds", "seed", *({"patience"} & settings.keys()))):
+            raise ValueError("rounds, seed, and patience in experiment.toml must be integers")
         if not isinstance(settings["channel"], dict):
             raise ValueError("experiment.toml has no channel")
     return settings
@@ -157,11 +157,12 @@ def read_info(folder: Path) -> dict[str, Any]:
                 raise ValueError(f"run.json has an invalid value for '{name}'")
         if info["ranked_by"] not in MOMENTS:
             raise ValueError("run.json has an invalid value for 'ranked_by'")
-        sizes = [client[part] for client in info["clients"] for part in ("train", "validation", "test")]
-        sizes += [size for client in info["clients"] for size in client.get("classes") or ()]
+        clients = all_clients(info)
+        sizes = [client[part] for client in clients for part in ("train", "validation", "test")]
+        sizes += [size for client in clients for size in client.get("classes") or ()] + [info.get("common_test", 0)]
         if not all(type(size) is int and 0 <= size < 2**53 for size in sizes):
             raise ValueError("run.json has invalid sample counts")
-        if not info["clients"] or not all(isinstance(client["name"], str) for client in info["clients"]):
+        if not info["clients"] or not all(isinstance(client["name"], str) for client in clients):
             raise ValueError("run.json does not name the clients")
     return dict(info)
 
@@ -185,8 +186,8 @@ def read_records(folder: Path, found: Checkpoint) -> list[Record]:
         data = read_bytes(folder / "rounds.jsonl")[: found.metadata["records"]["bytes"]]
         if checksum(data) != found.metadata["records"]["sha256"]:
             raise DamagedRunError(f"'rounds.jsonl' in '{folder}' does not match its checksum.")
-        clients = len(read_info(folder)["clients"])
-        records = [validate_record(json.loads(line), n, clients) for n, line in enumerate(data.splitlines(), start=1)]
+        counts = client_counts(read_info(folder))
+        records = [validate_record(json.loads(line), n, *counts) for n, line in enumerate(data.splitlines(), start=1)]
         if len(records) != found.round:
             raise ValueError(f"rounds.jsonl has {len(records)} rounds, but the checkpoint is of round {found.round}")
         return [restore_record(record) for record in records]

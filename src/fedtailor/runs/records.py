@@ -14,6 +14,8 @@ from fedtailor.core.untrusted_input import sanitize
 from fedtailor.errors import RunError
 
 Values = dict[int, float]  # client -> value
+COMMON = "common_"  # prefix of a metric on the common test set
+HELD_OUT = "held_out_"  # prefix of a metric of clients that never train
 Record = dict[str, Any]  # a `RoundRecord`, and the mean over clients of each metric: "accuracy_trained", "loss", ...
 
 
@@ -32,6 +34,7 @@ class RoundRecord(TypedDict):
     epsilon: NotRequired[float]  # the privacy spent so far
     diverged: NotRequired[list[int]]  # evaluated clients whose loss is not finite
     seconds_evaluating: NotRequired[float]
+    stopped_early: NotRequired[bool]  # true in the last round of a run that early stopping ended
 
 
 MAX_INLINE_VALUES = 10_000  # larger arrays remain tensors and are saved as files in arrays/
@@ -90,8 +93,10 @@ def _expand(compressed: bytes, arrays: dict[str, Tensor]) -> Record:
     return record
 
 
-def validate_record(line: Any, number: int, num_clients: int) -> Record:
+def validate_record(line: Any, number: int, num_clients: int, held_out: int = 0) -> Record:
     """Return a parsed line of rounds.jsonl if it is a valid record of that round; otherwise raise ValueError.
+
+    The numbers of `held_out` clients, which never train, follow those of the others.
 
     >>> validate_record({"round": 2}, 1, 4)
     Traceback (most recent call last):
@@ -101,8 +106,10 @@ def validate_record(line: Any, number: int, num_clients: int) -> Record:
     if not is_round or not RoundRecord.__required_keys__ <= line.keys():
         raise ValueError(f"line {number} is not the record of round {number}")
     known = {str(client) for client in range(num_clients)}
+    everyone = known | {str(client) for client in range(num_clients, num_clients + held_out)}
     for name, value in line.items():
-        if not _CHECKS.get(name, _is_optional_number)(value, known):
+        check = _CHECKS.get(name, _is_optional_number)
+        if not (check(value, known) if name != "per_client" else _is_tables(value, known, everyone)):
             raise ValueError(f"line {number} has an invalid value of '{sanitize(name, 40)}'")
     return dict(line)
 
@@ -115,10 +122,17 @@ def _is_reasons(value: Any, known: set[str]) -> bool:
     return isinstance(value, dict) and value.keys() <= known and all(isinstance(why, str) for why in value.values())
 
 
-def _is_values(value: Any, known: set[str]) -> bool:
-    """Return whether a value is a table of metric -> client -> number."""
-    tables = value.values() if isinstance(value, dict) else [None]
-    return all(isinstance(t, dict) and t.keys() <= known and all(map(_is_number_or_none, t.values())) for t in tables)
+def _is_tables(value: Any, known: set[str], everyone: set[str]) -> bool:
+    """Return whether a value maps metrics to numbers by client; only metrics of held-out clients may name these."""
+    return (
+        isinstance(value, dict)
+        and "bytes_up" in value
+        and all(_is_table(table, everyone if name.startswith(HELD_OUT) else known) for name, table in value.items())
+    )
+
+
+def _is_table(value: Any, known: set[str]) -> bool:
+    return isinstance(value, dict) and value.keys() <= known and all(map(_is_number_or_none, value.values()))
 
 
 def _is_metrics(value: Any, known: set[str]) -> bool:
@@ -135,9 +149,9 @@ def _is_optional_number(value: Any, known: set[str]) -> bool:
 
 _CHECKS: dict[str, Callable[[Any, set[str]], bool]] = {  # of the entries of a `RoundRecord`; all others are numbers
     "clients": _is_client_list, "diverged": _is_client_list, "missed": _is_reasons, "failed": _is_reasons,
-    "per_client": lambda value, known: _is_values(value, known) and "bytes_up" in value,
     "method_metrics": _is_metrics,
     "bytes_up": _is_amount, "bytes_down": _is_amount, "seconds": _is_amount,
+    "stopped_early": lambda value, known: value is True,
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import torch
 
 from fedtailor.core.trees import Params, Tree
 from fedtailor.errors import RunError, unknown_name
-from fedtailor.runs.records import Record, Values
+from fedtailor.runs.records import COMMON, Record, Values
 from fedtailor.runs.summaries import largest_tenth, plain_mean, weighted_mean, worst_tenth
 
 if TYPE_CHECKING:
@@ -31,6 +31,30 @@ def method_label(method: Mapping[str, Any]) -> str:
     """
     inner = method.get("inner")
     return f"{method['name']}({method_label(inner)})" if isinstance(inner, Mapping) else str(method["name"])
+
+
+def all_clients(info: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what run.json says about every client, in the order of their numbers: held-out clients come last.
+
+    >>> all_clients({"clients": [{"name": "ann"}], "held_out_clients": [{"name": "bob"}]})
+    [{'name': 'ann'}, {'name': 'bob'}]
+    """
+    return [*info["clients"], *info.get("held_out_clients", ())]
+
+
+def client_counts(info: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the number of clients that train, and the number of held-out clients."""
+    return len(info["clients"]), len(info.get("held_out_clients", ()))
+
+
+def is_complete(experiment: Mapping[str, Any], records: Sequence[Record]) -> bool:
+    """Return whether these are the records of all rounds of an experiment, or it stopped early."""
+    return len(records) == experiment["rounds"] or _stopped_early(experiment, records)
+
+
+def _stopped_early(experiment: Mapping[str, Any], records: Sequence[Record]) -> bool:
+    # The setting is checked first, because reading a record takes time.
+    return "patience" in experiment and bool(records and records[-1].get("stopped_early"))
 
 
 def resume_hint(folder: Path | None) -> str:
@@ -75,20 +99,25 @@ class Run:
         return len(self.info["clients"])
 
     @property
-    def is_finished(self) -> bool:
-        """Whether all rounds are done; False if the run was interrupted or is still in progress."""
-        return len(self.records) >= int(self.experiment.get("rounds", 0))
+    def held_out_clients(self) -> range:
+        """The numbers of the clients that never train; their numbers follow those of the others."""
+        return range(self.num_clients, len(all_clients(self.info)))
 
     @property
-    def rounds_text(self) -> str:
-        """The number of rounds, for tables and text: "20 rounds", or "12 of 100 rounds" of an unfinished run."""
-        done, planned = len(self.records), self.experiment.get("rounds", 0)
-        return f"{done:,} round{'' if done == 1 else 's'}" if self.is_finished else f"{done:,} of {planned:,} rounds"
+    def stopped_early(self) -> bool:
+        """Whether the run ended before its last round because the validation score had stopped improving."""
+        return _stopped_early(self.experiment, self.records)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rounds are trained, or the run stopped early; False if it was interrupted or is in progress."""
+        return is_complete(self.experiment, self.records)
 
     def __repr__(self) -> str:
-        data = self.experiment["data"].get("name", "own data")
+        data, done = self.experiment["data"].get("name", "own data"), f"{len(self.records):,}"
+        rounds = f"{done} rounds" if self.is_complete else f"{done} of {self.experiment.get('rounds', 0):,} rounds"
         title, clients = f"{self.method_title} on {data}", f"{self.num_clients:,} clients"
-        return f"Run({title}, {clients}, {self.rounds_text}, {self._last_score()})"
+        return f"Run({title}, {clients}, {rounds}, {self._last_score()})"
 
     def _repr_html_(self) -> str:
         from fedtailor.reporting.notebook.run import run_html
@@ -107,11 +136,14 @@ class Run:
 
     def client(self, client: int) -> Tree:
         """Return the state of a client."""
+        if client in self.held_out_clients:
+            raise RunError(f"Client {client} is held out and has no state; run.personal({client}) returns its model.")
         return self.get_client(self._check_client(client))
 
     def personal(self, client: int, moment: str = "trained") -> Params:
         """Return a client's personal model as an ordinary state_dict: after its latest training ("trained"), or as it
-        would start a further round ("received")."""
+        would start a further round ("received"). For a held-out client, this is its model after one round of training,
+        or when it joins."""
         self._check_choice(moment, "last")
         return self.get_personal(self._check_client(client), moment)
 
@@ -148,7 +180,9 @@ class Run:
             **self._means(values),
             "worst_tenth": worst_tenth(values, higher),
             "largest_tenth": largest_tenth(values, self._sizes("train")),
-            "metrics": {name: self._means(self._values_at(index, moment, name)) for name in self._other_metrics()},
+            "metrics": {
+                name: self._means(self._values_at(index, moment, name), name) for name in self._other_metrics()
+            },
         }
         if local is None:
             return summary
@@ -196,8 +230,10 @@ class Run:
         """Return the sum of bytes_up, bytes_down, or seconds over all rounds."""
         return float(sum(record[name] for record in self.records))
 
-    def _means(self, values: Values) -> dict[str, Any]:
-        weighted = weighted_mean(values, self._sizes("test"))
+    def _means(self, values: Values, metric: str = "") -> dict[str, Any]:
+        is_common = "common_test" in self.info and metric.startswith(COMMON)  # then all clients have the same samples
+        sizes = self._sizes("test")
+        weighted = weighted_mean(values, [1] * len(sizes) if is_common else sizes)
         return {"clients": len(values), "weighted": weighted, "mean": plain_mean(values)}
 
     def _other_metrics(self) -> list[str]:
@@ -241,7 +277,7 @@ class Run:
         return dict(next(islice(self.trajectory(moment, score), index, None)))
 
     def _sizes(self, kind: str) -> list[int]:
-        return [client[kind] for client in self.info["clients"]]
+        return [client[kind] for client in all_clients(self.info)]
 
     def _client_identities(self) -> list[tuple[str, int]]:
         return [(client["name"], client["test"]) for client in self.info["clients"]]
@@ -253,8 +289,8 @@ class Run:
             raise unknown_name("choice of a round", choice, CHOICES)
 
     def _check_client(self, client: int) -> int:
-        if not 0 <= client < self.num_clients:
-            raise RunError(f"There is no client {client}; clients are numbered 0 to {self.num_clients - 1}.")
+        if not 0 <= client < (total := len(all_clients(self.info))):
+            raise RunError(f"There is no client {client}; clients are numbered 0 to {total - 1}.")
         return client
 
 

@@ -10,7 +10,7 @@ from fedtailor.core.untrusted_input import parse_json
 from fedtailor.errors import RunError, reason
 from fedtailor.runs.reader import raise_remote_client, read_info, read_settings
 from fedtailor.runs.records import Record, Records, restore_record, validate_record
-from fedtailor.runs.run import Run
+from fedtailor.runs.run import Run, client_counts
 
 MAX_LINE_BYTES = 2**26  # a record of 1,000 clients has about half a million bytes
 _MARK_BYTES = 64  # the last bytes that were read identify the file on the next read
@@ -25,7 +25,7 @@ def read_partial_run(folder: Path) -> Run:
     """
     experiment, info = read_settings(folder), read_info(folder)
     with record_errors(folder) as path:
-        _, found, _ = RecordTail(path, len(info["clients"])).read()
+        _, found, _ = RecordTail(path, client_counts(info)).read()
         records = Records(restore_record(record) for _, record in found)
     return Run(experiment, info, records, {}, raise_remote_client, raise_remote_client, folder)
 
@@ -35,7 +35,7 @@ def record_errors(folder: Path) -> Iterator[Path]:
     """Yield the path of a run's records, and turn any error from reading it into a RunError.
 
     >>> with record_errors(Path("nowhere")) as path:
-    ...     RecordTail(path, clients=1).read()
+    ...     RecordTail(path, clients=(1, 0)).read()
     Traceback (most recent call last):
     fedtailor.errors.RunError: The records in 'nowhere' cannot be read: 'rounds.jsonl' is not a file.
     """
@@ -49,7 +49,8 @@ class RecordTail:
     """Reads the records that were appended to a file since the last read. If the file was replaced, truncated, or
     rewritten, reading starts again from its beginning."""
 
-    def __init__(self, path: Path, clients: int, tables: Iterable[str] | None = None) -> None:
+    def __init__(self, path: Path, clients: tuple[int, int], tables: Iterable[str] | None = None) -> None:
+        """Read the records of a run with these `client_counts`."""
         self.clients, self._path = clients, path
         self._tables = None if tables is None else frozenset(tables)  # the per-client tables to read; None: all
         self._inode, self._end, self._mark, self._count = 0, 0, b"", 0
@@ -90,15 +91,15 @@ class RecordTail:
             line = parse_json(text)
         except ValueError as error:
             raise ValueError(f"line {number} is not JSON") from error
-        return validate_record(line if self._tables is None else _select(line, self._tables), number, self.clients)
+        return validate_record(line if self._tables is None else _select(line, self._tables), number, *self.clients)
 
 
-def read_record_at(path: Path, offset: int, clients: int) -> Record:
+def read_record_at(path: Path, offset: int, clients: tuple[int, int]) -> Record:
     """Return the record at an offset of the file."""
     with path.open("rb") as file:
         file.seek(offset)
         line = parse_json(file.readline(MAX_LINE_BYTES))
-    return restore_record(validate_record(line, int(line["round"]), clients))
+    return restore_record(validate_record(line, int(line["round"]), *clients))
 
 
 def _select(line: Any, tables: frozenset[str]) -> Any:

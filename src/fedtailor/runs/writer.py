@@ -48,7 +48,7 @@ from fedtailor.runs.reader import (
     model_file,
 )
 from fedtailor.runs.records import Record, nan_to_none
-from fedtailor.runs.run import MOMENTS, Run, arrays_file, resume_hint
+from fedtailor.runs.run import MOMENTS, Run, all_clients, arrays_file, resume_hint
 from fedtailor.runs.serialization import pack
 from fedtailor.runs.toml import to_toml
 
@@ -117,7 +117,7 @@ class RunWriter:
         self._hash = sha256((self._folder / "rounds.jsonl").read_bytes()[: self._size])
 
     def finish(self, run: Run, clients: Sequence[int] | None = None) -> None:
-        """Write the personal models of these clients, by default of all clients."""
+        """Write the personal models of these clients, by default of all clients, including held-out ones."""
         with (
             write_errors(f"The models cannot be written to '{self._folder}'", self._hint(), _WRITE_ERRORS),
             atomic_folder(self._folder / "personal") as temporary,
@@ -125,7 +125,7 @@ class RunWriter:
             checksums = {}
             for moment in MOMENTS:
                 (temporary / moment).mkdir()
-                for client in range(run.num_clients) if clients is None else clients:
+                for client in range(len(all_clients(run.info))) if clients is None else clients:
                     data, name = pack(run.personal(client, moment)), model_file(client, moment)
                     checksums[name] = checksum(data)
                     with (temporary / name).open("wb") as file:

@@ -37,8 +37,8 @@ class CheckpointManager:
 
     def after_round(self) -> None:
         """Save a checkpoint if one is due; if a signal arrived, save one and raise `Interrupted`."""
-        number, last = len(self._run.records), self._run.experiment["rounds"]
-        is_due = self._writer is not None and (number == last or self._writer.is_checkpoint_due(number))
+        number = len(self._run.records)
+        is_due = self._writer is not None and (self._run.is_complete or self._writer.is_checkpoint_due(number))
         if is_due or self._pending_signal() is not None:
             self._save()
         if (pending := self._pending_signal()) is not None:  # also if it arrived during saving

@@ -61,8 +61,7 @@ def make_shared_context(
         x=map_leaves(lambda part: part.to(device).contiguous(), {"x": fed.x})["x"],
         y=fed.y.to(device, dtype) if fed.y.is_floating_point() else fed.y.to(device),
         prepare=fed.make_preprocessing(dtype, device),
-        # Batch normalization cannot train on a single example, so its batches have at least two (one may be padding).
-        batch_size=max(min(config.batch_size, largest or int(sizes.max())), 2 if model.running_stats else 1),
+        batch_size=choose_batch_size(config, model, largest or int(sizes.max())),
         rounds=rounds,
         num_clients=len(sizes),
         total_size=int(sizes.sum()),
@@ -70,6 +69,12 @@ def make_shared_context(
         dtype=dtype,
         participation=participation,
     )
+
+
+def choose_batch_size(config: TrainingConfig, model: Model, largest: int) -> int:
+    """Return the number of examples per batch, given the largest number of training samples of a client."""
+    # Batch normalization cannot train on a single example, so its batches have at least two (one may be padding).
+    return max(min(config.batch_size, largest), 2 if model.running_stats else 1)
 
 
 def personal_state_dict(model: Model, params: Params, personal: Params) -> Params:

@@ -28,7 +28,8 @@ class Clients(Protocol):
 
     @property
     def sizes(self) -> Mapping[str, Sequence[int]]:
-        """The clients' numbers of samples by split: train, validation, test."""
+        """The clients' numbers of samples by split: train, validation, test, and common if there is a common test set.
+        Clients that never train come last."""
 
     @property
     def min_clients(self) -> int:

@@ -11,6 +11,7 @@ from fedtailor.training.channel.channel import Channel
 from fedtailor.training.participation import Participation
 from fedtailor.training.unreliable import Unreliable
 
+HeldOut = int | float | list[int] | None  # number of clients, fraction of clients, or the clients themselves
 _MAX_ROUNDS = 10**6  # papers use a few thousand, and every round keeps a record in memory
 _Rounds = Annotated[PositiveInt, Constraint(f"at most {_MAX_ROUNDS}", lambda value: value <= _MAX_ROUNDS)]
 _Seed = Annotated[int, Constraint("from 0 to 2³² − 1", lambda value: 0 <= value < 2**32)]
@@ -32,6 +33,12 @@ class TrainingConfig:
     seed: Annotated[_Seed, "seed of all random numbers"] = 0
     schedule: Annotated[list[list[int]] | None, "the clients of every round, as a list of lists"] = None
     validation: Annotated[FractionBelow1, "fraction of training data held out for choosing a round or settings"] = 0.0
+    patience: Annotated[
+        PositiveInt | None, "evaluations without a better validation score after which the run stops; none: all rounds"
+    ] = None
+    held_out_clients: Annotated[
+        HeldOut, "clients that never train and are evaluated as newcomers: a number, a fraction, or a list"
+    ] = None
     evaluate_every: Annotated[PositiveInt, "rounds between evaluations; the last round is always evaluated"] = 1
     evaluate: Annotated[
         Literal["all", "participants"] | PositiveInt, "clients to evaluate: all, participants, or a number"
@@ -49,6 +56,10 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.patience is not None and not self.validation:
+            raise ConfigError("patience needs validation data; set validation to a fraction such as 0.2.")
+        if self.patience is not None and self.evaluate == "participants":
+            raise ConfigError("patience compares scores of the same clients; set evaluate to 'all' or to a number.")
 
     @property
     def num_rounds(self) -> int:

@@ -12,9 +12,11 @@ from math import isfinite
 import numpy as np
 
 from fedtailor.core.method import Method
-from fedtailor.runs.records import Record, Values, merge_disjoint, to_plain
+from fedtailor.runs.records import COMMON, Record, Values, merge_disjoint, to_plain
 from fedtailor.runs.summaries import plain_mean, weighted_mean
 from fedtailor.training.clients import Evaluation
+
+_SPLITS = {"validation_": "validation", COMMON: "common"}  # prefix of a metric -> samples; others: test samples
 
 
 def evaluated_clients(evaluate: str | int, num_clients: int, participants: Sequence[int], seed: int) -> list[int]:
@@ -103,7 +105,8 @@ def _add_means(record: Record, values: Mapping[str, Values], sizes: Mapping[str,
     """
     means: Record = {}
     for name, by_client in values.items():
-        split = "train" if name == "loss" else "validation" if name.startswith("validation_") else "test"
+        prefixed = (split for prefix, split in _SPLITS.items() if name.startswith(prefix) and split in sizes)
+        split = "train" if name == "loss" else next(prefixed, "test")
         means |= {name: weighted_mean(by_client, sizes[split]), f"{name}_mean": plain_mean(by_client)}
     losses = [values.get(f"loss_{moment}", {}) for moment in ("received", "trained")]
     diverged = {client for by_client in losses for client, loss in by_client.items() if not isfinite(loss)}

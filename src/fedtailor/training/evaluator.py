@@ -11,7 +11,7 @@ from fedtailor.core.batch import SharedContext
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.method import Method
 from fedtailor.core.trees import Tree, take
-from fedtailor.runs.records import Values
+from fedtailor.runs.records import COMMON, Values
 from fedtailor.training.engines import Engine, EngineChoice
 from fedtailor.training.sample_index import SampleIndex
 
@@ -72,11 +72,15 @@ def scores(
     personal: Tree,
     moment: str,
     test: SampleIndex,
-    validation: SampleIndex,
+    validation: SampleIndex | None = None,
+    common: SampleIndex | None = None,
 ) -> dict[str, Values]:
     """Return the values of these clients' models at a moment, by their names in the record."""
     results = {f"{name}_{moment}": values for name, values in evaluator(clients, personal, test).items()}
-    if validation.sizes[list(clients)].any():
+    if common is not None:
+        found = evaluator(clients, personal, common)
+        results |= {f"{COMMON}{name}_{moment}": values for name, values in found.items()}
+    if validation is not None and validation.sizes[list(clients)].any():
         score = evaluator.shared.model.score
         results[f"validation_{moment}"] = evaluator(clients, personal, validation, only=score)[score]
     return results

@@ -15,11 +15,14 @@ from fedtailor.core.model import Model
 from fedtailor.data.federation import Federation
 
 
-def fingerprint(method: dict[str, Any], kind: type[Method], model: Model, fed: Federation) -> dict[str, str]:
+def fingerprint(
+    method: dict[str, Any], kind: type[Method], model: Model, fed: Federation, held_out: Federation | None = None
+) -> dict[str, str]:
     """Return a short hash each of method, model, and data.
 
     The method's hash covers its class and fields, the model's its layers (the weights are in the run folder), and the
-    data's all samples and their clients. Code is not covered, so a bug in a user's method may be fixed before resuming.
+    data's all samples, their clients, and which clients are held out. Code is not covered, so a bug in a user's method
+    may be fixed before resuming.
     """
     is_custom = not kind.__module__.startswith("fedtailor.")
     state = model.module.state_dict()
@@ -28,15 +31,19 @@ def fingerprint(method: dict[str, Any], kind: type[Method], model: Model, fed: F
     return {
         "method": _hash([is_custom, kind.__qualname__, method]),
         "model": _hash([repr(model.module), model.head, sorted(layers.items()), _hash_tensors(constants)]),
-        "data": data_fingerprint(fed),
+        "data": data_fingerprint(fed, held_out),
     }
 
 
-def data_fingerprint(fed: Federation) -> str:
-    """Return a short hash of all samples and their clients."""
+def data_fingerprint(fed: Federation, held_out: Federation | None = None) -> str:
+    """Return a short hash of all samples, their clients, and the clients that are held out."""
     parts = [fed.x] if isinstance(fed.x, Tensor) else [part for _, part in sorted(fed.x.items())]
     preprocessing = [fed.mean, fed.std, fed.classes]
-    return _hash([fed.names, preprocessing, *(_hash_tensors(t) for t in ([*parts, fed.y], fed.train, fed.test))])
+    split = [_hash_tensors(tensors) for tensors in ([*parts, fed.y], fed.train, fed.test)]
+    extra: list[Any] = [] if fed.common_test is None else ["common test set", _hash_tensors([fed.common_test])]
+    if held_out is not None:
+        extra += ["held out", held_out.names, *(_hash_tensors(own) for own in (held_out.train, held_out.test))]
+    return _hash([fed.names, preprocessing, *split, *extra])
 
 
 def _hash(value: Any) -> str:

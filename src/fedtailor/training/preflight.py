@@ -42,7 +42,7 @@ def check_model_fits(model: Model, params: Params, shared: SharedContext, fed: F
     too_large = fed.y >= outputs.shape[1] if is_classification else torch.zeros(1, dtype=torch.bool)
     if bool(too_large.any()):
         owner = fed.find_owner(too_large)
-        raise ConfigError(f"Client {owner} has labels beyond the model's {outputs.shape[1]} outputs; add outputs.")
+        raise ConfigError(f"{owner} has labels beyond the model's {outputs.shape[1]} outputs; add outputs.")
     _check_deterministic(shared, params, torch.cat([sample, sample]))
     return outputs.shape[1:]
 

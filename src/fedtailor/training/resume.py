@@ -21,6 +21,7 @@ from fedtailor.runs.writer import RunWriter
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
 from fedtailor.training.fingerprint import fingerprint
+from fedtailor.training.held_out import split_clients
 from fedtailor.training.simulate import describe_method, make_trainer
 
 log = logging.getLogger("fedtailor")
@@ -41,7 +42,8 @@ def continue_run(
     are the ones with which the run was started. The caller must hold the lock of the folder.
     """
     info = read_info(folder)
-    _check_fingerprint(info["fingerprint"], fingerprint(describe_method(method), type(method), model, fed))
+    clients = split_clients(fed, config.held_out_clients, config.seed)
+    _check_fingerprint(info["fingerprint"], fingerprint(describe_method(method), type(method), model, *clients))
     if config.device == "auto":
         config = replace(config, device=_original_device(info))
     initial_weights = load_tensors(folder / "start.safetensors")

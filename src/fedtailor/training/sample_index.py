@@ -21,12 +21,28 @@ class SampleIndex:
         self._ends = np.cumsum(self.sizes)
         self._flat = torch.cat(list(by_client)).to(device)
 
+    @classmethod
+    def common(cls, positions: Tensor, clients: int, device: torch.device) -> "SampleIndex":
+        """Return an index in which all clients have the same samples, which are stored once.
+
+        >>> SampleIndex.common(torch.tensor([4, 2]), 3, torch.device("cpu")).padded([0, 2]).tolist()
+        [[4, 2], [4, 2]]
+        """
+        index = cls([positions], device)
+        index.sizes, index._ends = np.repeat(index.sizes, clients), np.repeat(index._ends, clients)
+        return index
+
     def __len__(self) -> int:
         return len(self.sizes)
 
     def __getitem__(self, client: int) -> Tensor:
         end = int(self._ends[client])
         return self._flat[end - int(self.sizes[client]) : end]
+
+    def extended(self, by_client: Sequence[Tensor]) -> "SampleIndex":
+        """Return an index with more clients, which are numbered after those of this one."""
+        own, others = map(self.__getitem__, range(len(self))), (positions.to(self.device) for positions in by_client)
+        return SampleIndex([*own, *others], self.device)
 
     def first(self, count: int) -> "SampleIndex":
         """Return an index of at most the first `count` samples of every client."""

@@ -27,6 +27,7 @@ from fedtailor.training.channel.channel import Channel
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
 from fedtailor.training.fingerprint import fingerprint
+from fedtailor.training.held_out import split_clients
 from fedtailor.training.interactive import OnRoundEnd, run_interactively
 from fedtailor.training.participation import Participation, make_schedule
 from fedtailor.training.simulated_clients import SimulatedClients
@@ -51,6 +52,8 @@ def simulate(
     seed: int = 0,
     schedule: Sequence[Sequence[int]] | None = None,
     validation: float = 0.0,
+    patience: int | None = None,
+    held_out_clients: int | float | Sequence[int] | None = None,
     evaluate_every: int = 1,
     evaluate: Any = "all",
     unreliable: Unreliable | None = None,
@@ -83,6 +86,10 @@ def simulate(
         seed: Seed of all random numbers.
         schedule: The clients of every round, instead of `rounds` and `participation`.
         validation: Fraction of each client's training samples to hold out for selecting a round or settings.
+        patience: Stop when the validation score, at the moment that ranks the method, has not improved for this many
+            evaluations. It needs `validation`.
+        held_out_clients: Clients that never train with the others: a number of clients, a fraction, or a list of
+            clients. At every evaluation, they are evaluated as clients that join then.
         evaluate_every: Rounds between evaluations. The last round is always evaluated.
         evaluate: Clients to evaluate: "all", "participants", or a number of clients.
         unreliable: How often clients are unavailable, late, or drop out.
@@ -110,6 +117,8 @@ def simulate(
         seed=seed,
         schedule=schedule,
         validation=validation,
+        patience=patience,
+        held_out_clients=held_out_clients,
         evaluate_every=evaluate_every,
         evaluate=evaluate,
         checkpoint_every=checkpoint_every,
@@ -141,6 +150,8 @@ def make_config(**settings: Any) -> TrainingConfig:
         plain["dtype"] = str(plain["dtype"]).removeprefix("torch.")
     if "device" in plain:
         plain["device"] = str(plain["device"])
+    if "held_out_clients" in plain:
+        plain["held_out_clients"] = _as_clients(plain["held_out_clients"])
     if plain.get("schedule") is not None:
         plain["schedule"] = [_client_list(clients) for clients in plain["schedule"]]
     parts = {"unreliable": Unreliable(), "channel": Channel()}
@@ -180,6 +191,8 @@ def make_trainer(
     """Return the trainer of a simulation before round 1, and the initial parameters."""
     _check_types(method, fed)
     config.channel.check(method)
+    fed, held_out = split_clients(fed, config.held_out_clients, config.seed)
+    _check_test_data(fed)
     schedule = make_schedule(
         fed.num_clients, config.rounds, config.participation, config.seed, config.schedule, config.unreliable
     )
@@ -187,11 +200,13 @@ def make_trainer(
         schedule = [list(range(fed.num_clients))] * len(schedule)
     if method.pools_data:
         schedule = [[0]] * len(schedule)  # the first client trains on the data of all clients
-    server, clients, params = build_simulation(config, method, model, fed, schedule, initial_weights, engine_choice)
-    info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, clients, fed)}
+    server, clients, params = build_simulation(
+        config, method, model, fed, schedule, initial_weights, engine_choice, held_out
+    )
+    info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, clients, fed, held_out)}
     info["environment"] = describe_environment(clients.device)
     if folder is not None:
-        info["fingerprint"] = fingerprint(describe_method(method), type(method), model, fed)
+        info["fingerprint"] = fingerprint(describe_method(method), type(method), model, fed, held_out)
     run = Run(
         experiment=describe_run(config, method, model, fed),
         info=info,
@@ -202,6 +217,13 @@ def make_trainer(
         folder=folder,
     )
     return Trainer(config=config, server=server, clients=clients, run=run), params
+
+
+def check_fit(config: TrainingConfig, method: Method, model: Model, fed: Federation) -> None:
+    """Raise an error if the settings do not fit together, without training."""
+    config.channel.check(method)
+    training, held_out = split_clients(fed, config.held_out_clients, config.seed)
+    build_simulation(config, method, model, training, [[0]], held_out=held_out)
 
 
 def describe_run(config: TrainingConfig, method: Method, model: Model, fed: Federation) -> dict[str, Any]:
@@ -229,6 +251,12 @@ def _as_int(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
+def _as_clients(value: Any) -> Any:
+    """Convert a sequence of clients to a list of integers, and a number as `_as_int` does."""
+    is_sequence = isinstance(value, Iterable) and not isinstance(value, str)
+    return [_as_int(client) for client in value] if is_sequence else _as_int(value)
+
+
 def _check_types(method: Method, fed: Federation) -> None:
     if not isinstance(method, Method):
         raise ConfigError(f"method must be an instance such as ft.methods.FedAvg(lr=0.1), got {method!r}.")
@@ -240,6 +268,9 @@ def _check_types(method: Method, fed: Federation) -> None:
         )
     if not isinstance(fed, Federation):
         raise ConfigError("fed must be an ft.Federation, from ft.load(...) or ft.Federation.from_arrays(...).")
+
+
+def _check_test_data(fed: Federation) -> None:
     if not any(map(len, fed.test)):
         raise DataError("No client has test data; hold out some samples of at least one client for testing.")
 

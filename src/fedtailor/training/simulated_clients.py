@@ -26,6 +26,7 @@ from fedtailor.training.engines.pool import WorkerLostError
 from fedtailor.training.engines.sequential import InPlaceMutationError, Sequential
 from fedtailor.training.engines.vectorized import Vectorized, select_rows
 from fedtailor.training.evaluator import Evaluator, scores
+from fedtailor.training.held_out import HeldOutClients
 from fedtailor.training.round_state import ClientResults, RoundState, drop_rows, remaining_clients
 from fedtailor.training.sample_index import SampleIndex
 from fedtailor.training.server import Server
@@ -48,7 +49,7 @@ class SimulatedClients:
     names: Sequence[str]
     shared: SharedContext
     device: torch.device
-    samples: Mapping[str, SampleIndex]  # by split: train, validation, test
+    samples: Mapping[str, SampleIndex]  # by split: train, validation, test, and common if there is a common test set
     training_samples: SampleIndex  # the split train; for centralized training, the first client has all samples
     engine_choice: EngineChoice  # the engine and its settings
     engine_reason: str  # why this engine was chosen
@@ -56,10 +57,12 @@ class SimulatedClients:
     states: ClientStates
     trained: ClientStates | None = None  # each client's model after it last trained; None before round 1
     min_clients: int = 0
+    held_out: HeldOutClients | None = None  # clients that never train
 
     @property
     def sizes(self) -> dict[str, list[int]]:
-        return {split: index.sizes.tolist() for split, index in self.samples.items()}
+        held_out = {} if self.held_out is None else self.held_out.samples  # their numbers follow those of the clients
+        return {split: index.sizes.tolist() for split, index in {**self.samples, **held_out}.items()}
 
     @property
     def threads(self) -> int:
@@ -111,6 +114,8 @@ class SimulatedClients:
             update_values(found.values, self._scores(chunk, personal, "trained"))
             losses = self._evaluator(chunk, personal, self.training_samples, only="loss")["loss"]
             update_values(found.values, {"loss": losses})
+        if self.held_out is not None:
+            update_values(found.values, self.held_out.evaluate(server))
         return found
 
     def _add_method_metrics(self, found: Evaluation, clients: Sequence[int], sent: Tree, number: int) -> Evaluation:
@@ -121,7 +126,9 @@ class SimulatedClients:
         return replace(found, totals=add(found.totals, sums) if found.totals else sums)
 
     def _scores(self, clients: Sequence[int], personal: Tree, moment: str) -> dict[str, Values]:
-        return scores(self._evaluator, clients, personal, moment, self.samples["test"], self.samples["validation"])
+        test, validation, common = (self.samples.get(split) for split in ("test", "validation", "common"))
+        assert test is not None
+        return scores(self._evaluator, clients, personal, moment, test, validation, common)
 
     @cached_property
     def _evaluator(self) -> Evaluator:

@@ -15,13 +15,19 @@ from fedtailor.core.trees import Params, flatten, take
 from fedtailor.data.federation import Federation
 from fedtailor.data.input_spec import InputSpec
 from fedtailor.data.partition import hold_out
-from fedtailor.errors import RunError
+from fedtailor.errors import DataError, RunError
 from fedtailor.runs.client_states import ClientStates
 from fedtailor.training.channel.channel import Channel
-from fedtailor.training.client_update import initial_model, make_shared_context, personal_state_dict
+from fedtailor.training.client_update import (
+    choose_batch_size,
+    initial_model,
+    make_shared_context,
+    personal_state_dict,
+)
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
 from fedtailor.training.engines.auto import EngineBenchmark, named_engine
+from fedtailor.training.held_out import HeldOutClients
 from fedtailor.training.preflight import check_model_fits, choose_num_threads, max_concurrent_clients, measure_step_cost
 from fedtailor.training.sample_index import SampleIndex
 from fedtailor.training.server import Server
@@ -40,15 +46,19 @@ def build_simulation(
     schedule: Schedule,
     initial_weights: Mapping[str, Tensor] | None = None,
     engine_choice: EngineChoice | None = None,
+    held_out: Federation | None = None,
 ) -> tuple[Server, SimulatedClients, Params]:
     """Return the server and the clients before round 1, and the initial parameters.
 
-    A resumed run passes the `engine_choice` it was started with; otherwise `config` decides.
+    A resumed run passes the `engine_choice` it was started with; otherwise `config` decides. `held_out` contains the
+    clients that never train.
     """
     device, seed = config.torch_device, config.seed
     retain_freed_memory()
     model, params = initial_model(model, config, initial_weights)
     samples = _split_samples(fed, config.validation, seed, device)
+    if config.patience is not None and not samples["validation"].sizes.any():
+        raise DataError("No client has validation data, which patience needs; use a larger validation fraction.")
     training_samples = samples["train"].pooled() if method.pools_data else samples["train"]
     sizes = torch.from_numpy(samples["train"].sizes)
     participation = sum(map(len, schedule)) / (len(schedule) * fed.num_clients)
@@ -84,7 +94,36 @@ def build_simulation(
     )
     if config.engine == "auto" and engine_choice is None:
         _choose_engine(server, clients, max_clients)
+    if held_out is not None:
+        clients.held_out = _build_held_out(config, setup, server, clients, held_out)
     return server, clients, params
+
+
+def _build_held_out(
+    config: TrainingConfig,
+    setup: Setup,
+    server: Server,
+    clients: SimulatedClients,
+    held_out: Federation,
+) -> HeldOutClients:
+    """Return the held-out clients, numbered after the clients that train; they use all of their training samples."""
+    train, test = (clients.samples[split].extended(getattr(held_out, split)) for split in ("train", "test"))
+    sizes = torch.from_numpy(train.sizes)
+    found = HeldOutClients(
+        method=server.method,
+        setup=replace(setup, num_clients=len(sizes), sizes=sizes.to(clients.device)),
+        shared=replace(
+            clients.shared,
+            batch_size=choose_batch_size(config, setup.model, int(sizes.max())),
+            num_clients=len(sizes),
+            total_size=int(sizes.sum()),
+        ),
+        samples={"train": train, "test": test},
+        engine_choice=clients.engine_choice,
+        first=setup.num_clients,
+    )
+    found.check(server)
+    return found
 
 
 def _choose_engine(server: Server, clients: SimulatedClients, max_clients: int) -> None:
@@ -103,7 +142,9 @@ def _choose_engine(server: Server, clients: SimulatedClients, max_clients: int) 
     clients.engine = clients.engine_choice.build(clients.shared, clients.training_samples)
 
 
-def simulation_info(server: Server, clients: SimulatedClients, fed: Federation) -> dict[str, Any]:
+def simulation_info(
+    server: Server, clients: SimulatedClients, fed: Federation, held_out: Federation | None = None
+) -> dict[str, Any]:
     """Return the facts that `run.json` records once: engine, device, model, and clients."""
     device, choice = clients.device, clients.engine_choice
     return model_info(server) | {
@@ -116,12 +157,22 @@ def simulation_info(server: Server, clients: SimulatedClients, fed: Federation) 
         "clients": [
             {
                 "name": fed.names[client],
-                **{split: int(sizes[client]) for split, sizes in clients.sizes.items()},
+                **{split: int(clients.sizes[split][client]) for split in ("train", "validation", "test")},
                 "classes": fed.class_counts(clients.samples["train"][client].cpu()),
             }
             for client in range(fed.num_clients)
         ],
+        **({} if fed.common_test is None else {"common_test": len(fed.common_test)}),
+        **({} if held_out is None else {"held_out_clients": _describe_held_out(held_out)}),
     }
+
+
+def _describe_held_out(fed: Federation) -> list[dict[str, Any]]:
+    """Return the facts about held-out clients; they have no validation data."""
+    return [
+        {"name": name, "train": len(train), "validation": 0, "test": len(test), "classes": fed.class_counts(train)}
+        for name, train, test in zip(fed.names, fed.train, fed.test, strict=True)
+    ]
 
 
 def model_info(server: Server) -> dict[str, Any]:
@@ -142,12 +193,13 @@ def model_info(server: Server) -> dict[str, Any]:
 def personal_model(server: Server, clients: SimulatedClients, params: Params, client: int, moment: str) -> Params:
     """Return one client's personal model as a `state_dict`."""
     with deterministic(clients.threads):
-        models = (
-            clients.trained_models(server, [client])
-            if moment == "trained"
-            else clients.received_models(server, [client], server.rounds_done + 1)
-        )
-    return personal_state_dict(server.model, params, flatten(take(models, 0)))
+        if clients.held_out is not None and client in clients.held_out.numbers:
+            model = clients.held_out.model(server, client, moment)
+        elif moment == "trained":
+            model = take(clients.trained_models(server, [client]), 0)
+        else:
+            model = take(clients.received_models(server, [client], server.rounds_done + 1), 0)
+    return personal_state_dict(server.model, params, flatten(model))
 
 
 def _split_samples(fed: Federation, fraction: float, seed: int, device: torch.device) -> dict[str, SampleIndex]:
@@ -155,4 +207,7 @@ def _split_samples(fed: Federation, fraction: float, seed: int, device: torch.de
     targets = fed.y.numpy()
     halves = [hold_out(targets, samples.numpy(), fraction, (seed, client)) for client, samples in enumerate(fed.train)]
     train, validation = (SampleIndex([torch.from_numpy(half[side]) for half in halves], device) for side in (0, 1))
-    return {"train": train, "validation": validation, "test": SampleIndex(fed.test, device)}
+    samples = {"train": train, "validation": validation, "test": SampleIndex(fed.test, device)}
+    if fed.common_test is not None:
+        samples["common"] = SampleIndex.common(fed.common_test, fed.num_clients, device)
+    return samples

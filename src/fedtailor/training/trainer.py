@@ -4,6 +4,7 @@ for every round:
     select the clients of the round           (Clients.select)
     send, train, receive                      (train_round)
     evaluate the personal models, if due      (Clients.evaluate)
+    stop early, if validation says so         (EarlyStopping)
     append the round's record to the run      (Run.records and rounds.jsonl)
     write a checkpoint, if due                (CheckpointManager)
 """
@@ -25,6 +26,7 @@ from fedtailor.training.checkpointing import CheckpointManager
 from fedtailor.training.client_failures import TooFewClientsError, check_failure_rate, check_finite
 from fedtailor.training.clients import Clients
 from fedtailor.training.config import TrainingConfig
+from fedtailor.training.early_stopping import EarlyStopping
 from fedtailor.training.evaluation import TrainedValues, add_evaluation, evaluated_clients
 from fedtailor.training.round_state import RoundState, drop_rows, remaining_clients
 from fedtailor.training.server import Server
@@ -59,6 +61,8 @@ class Trainer(Generic[C]):
         self.run.records = records = Records(self.run.records)
         with CheckpointManager(writer, self.server, self.clients, self.run, defer_signals) as checkpoints:
             for number in range(len(records) + 1, self.config.num_rounds + 1):
+                if self.run.stopped_early:
+                    break
                 record = self.run_round(number)
                 record = writer.append(record) if writer else record
                 records.append(record)
@@ -80,7 +84,7 @@ class Trainer(Generic[C]):
             except KeyboardInterrupt:  # the round is finished, so the run keeps it without an evaluation
                 self.run.records = Records([*self.run.records, record])
                 raise
-        return record
+        return record | ({"stopped_early": True} if self._early_stopping.add(record) and not is_last else {})
 
     def _train_with_retries(self, number: int) -> Record:
         for attempt in range(self.retry + 1):
@@ -144,6 +148,12 @@ class Trainer(Generic[C]):
         values = self._trained_values.complete(found.values, clients)
         record = add_evaluation(record, found, values, self.clients.sizes, self.server.method)
         return record | {"seconds_evaluating": time.perf_counter() - started}
+
+    @cached_property
+    def _early_stopping(self) -> EarlyStopping:
+        model, moment = self.server.model, self.server.method.ranking_moment
+        found = EarlyStopping(f"validation_{moment}", model.higher_is_better, self.config.patience)
+        return found.restore(self.run.records)
 
     @cached_property
     def _trained_values(self) -> TrainedValues:

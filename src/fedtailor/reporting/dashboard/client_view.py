@@ -15,7 +15,7 @@ from fedtailor.reporting.dashboard.views import LINE_STYLES, line_trace, score_f
 from fedtailor.reporting.figures.clients import format_times
 from fedtailor.reporting.figures.figure import BASELINE_COLOR, COLORS, Figure, Table
 from fedtailor.reporting.figures.similarity import class_overlap, mixing_weights
-from fedtailor.runs.run import MOMENTS
+from fedtailor.runs.run import MOMENTS, client_counts
 from fedtailor.runs.tail import read_record_at
 
 _PAGE_SIZE = 50
@@ -137,7 +137,7 @@ def _mixing_weights(run: RunView, history: RunHistory, number: int) -> Float64Ar
     if history.weights_offset is None:
         return None
     try:
-        record = read_record_at(run.folder / "rounds.jsonl", history.weights_offset, len(run.names))
+        record = read_record_at(run.folder / "rounds.jsonl", history.weights_offset, client_counts(run.run.info))
         found = mixing_weights(replace(run.run, records=[record]))
     except (OSError, ValueError, KeyError, TypeError):  # the records are being rewritten
         return None

@@ -39,6 +39,7 @@ class RunHistory:
     problems: dict[str, dict[int, ProblemCount]] = field(default_factory=lambda: {"failed": {}, "missed": {}})
     diverged: list[int] = field(default_factory=list)
     epsilon: float | None = None
+    stopped_early: bool = False
     median_scores: list[float] = field(default_factory=list)  # over clients, at the moment `trained`
     weights_offset: int | None = None  # file offset of the last record with mixing weights
 
@@ -63,6 +64,7 @@ class RunHistory:
                 problems[int(client)] = ProblemCount(count + 1, record["round"], str(reason)[:300])
         self.diverged = [int(client) for client in record.get("diverged", [])]
         self.epsilon = record.get("epsilon")
+        self.stopped_early = bool(record.get("stopped_early"))
         if "weights" in record.get("method_metrics", {}):
             self.weights_offset = offset
         self.bytes.append((self.bytes[-1] if self.bytes else 0) + int(record["bytes_up"] + record["bytes_down"]))

@@ -16,7 +16,7 @@ from fedtailor.reporting.dashboard.history import RunHistory, required_tables
 from fedtailor.reporting.dashboard.launcher import Launcher
 from fedtailor.reporting.dashboard.run_view import INACTIVE_STATES, RunView
 from fedtailor.runs.reader import is_finished, is_run_folder, read_info, read_settings
-from fedtailor.runs.run import method_label
+from fedtailor.runs.run import client_counts, method_label
 from fedtailor.runs.tail import RecordTail
 
 _POLL_SECONDS = 0.5
@@ -136,7 +136,7 @@ class RunMonitor:
             run.method, run.data = run.run.method_title, run.settings["data"]["name"]
             run.__dict__.pop("names", None)
             tables = required_tables(run.info["score"])
-            run.tail = RecordTail(run.folder / "rounds.jsonl", len(run.info["clients"]), tables)
+            run.tail = RecordTail(run.folder / "rounds.jsonl", client_counts(run.info), tables)
             run.history, run.state, run.reading = None, "stopped", True
         self._read_records(run)
         self._update_state(run)

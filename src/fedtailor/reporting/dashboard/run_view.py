@@ -46,7 +46,9 @@ class RunView:
 
     @property
     def rounds(self) -> int:
-        """Total number of rounds of the run."""
+        """Total number of rounds of the run; fewer than requested if it stopped early."""
+        if self.history is not None and self.history.stopped_early:
+            return self.history.rounds
         return int(self.settings.get("rounds") or 20)
 
     @cached_property

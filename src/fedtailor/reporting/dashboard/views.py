@@ -61,7 +61,7 @@ def check_selection(names: Sequence[str]) -> None:
 
 
 def comparison(runs: Sequence[RunView]) -> dict[str, Any]:
-    """Compare runs at the last round that all of them have completed."""
+    """Compare runs at the last round that all of them have completed; a run that stopped early has completed all."""
     histories: dict[str, RunHistory] = {}
     for run in runs:
         history = run.history  # read once: the monitor's thread may replace it
@@ -69,7 +69,8 @@ def comparison(runs: Sequence[RunView]) -> dict[str, Any]:
             raise RunError(f"The run '{run.name}' has no evaluated round yet; compare it later.")
         histories[str(run.folder)] = history
     group = compare_runs([run.run for run in runs])
-    rounds = min(history.rounds for history in histories.values())
+    unstopped = [history.rounds for history in histories.values() if not history.stopped_early]
+    rounds = min(unstopped, default=max(history.rounds for history in histories.values()))
     group = rank_methods(_fill_summaries(group, histories, rounds))
     figures = [ranking(group), curves(group)]
     sentences = verdict_sentences(group)
@@ -92,7 +93,8 @@ def _run_summary(run: RunView, history: RunHistory) -> str:
         return f"{subject}: the first round is not finished yet."
     rounds = f"{history.rounds} of {run.rounds} rounds" if history.rounds < run.rounds else f"all {run.rounds} rounds"
     seconds, sent = format_duration(history.seconds[-1]), format_bytes(history.bytes[-1])
-    return f"{subject}: {rounds} took {seconds} of training and sent {sent}."
+    early = f" It stopped early, before round {run.settings['rounds']}." if history.stopped_early else ""
+    return f"{subject}: {rounds} took {seconds} of training and sent {sent}.{early}"
 
 
 def _progress(run: RunView, history: RunHistory) -> Figure | None:

@@ -173,6 +173,8 @@ def curves_summary(group: Comparison) -> str:
         return _divergence_sentence(group, label, _finite(positions, scores), total)
     final, tolerance = group.fmt.text(scores[-1]), 0.01 * abs(scores[-1])
     note = _partial_evaluation_clause(group, label)
+    if len({len(run_summary.bytes) for run_summary in group.methods[label]}) > 1:
+        note += "; the curve ends where the first seed stopped"
     settled = next(i for i in range(len(scores)) if all(abs(s - scores[-1]) <= tolerance for s in scores[i:]))
     if settled == len(scores) - 1 and settled:
         return (

@@ -12,7 +12,7 @@ from fedtailor.errors import RunError
 from fedtailor.reporting.trackers.points import Point, RunInfo, describe_run, round_points, summary_points
 from fedtailor.runs.reader import find_run_folders, is_finished, is_run_folder, read_info, read_settings
 from fedtailor.runs.records import restore_record
-from fedtailor.runs.run import Run, resume_hint
+from fedtailor.runs.run import Run, client_counts, resume_hint
 from fedtailor.runs.tail import MAX_LINE_BYTES, RecordTail, read_partial_run, record_errors
 
 DEFAULT_EXPERIMENT = "fedtailor"  # in MLflow
@@ -118,7 +118,7 @@ class _TrackedRun:
         self._folder, self._trackers, self._echo = folder, trackers, echo
         self._info: RunInfo | None = None
         self._sessions: list[Session] = []
-        self._tail = RecordTail(folder / "rounds.jsonl", 0)
+        self._tail = RecordTail(folder / "rounds.jsonl", (0, 0))
         self._round, self._seconds = 0, 0.0  # last round that was read, and the time until then
         self._reported: set[str] = set()
         self.done = False
@@ -171,7 +171,7 @@ class _TrackedRun:
     def _send_rounds(self, info: RunInfo) -> list[bool]:
         """Send the new rounds; return for each tracker whether it received any."""
         has_new = [False] * len(self._sessions)
-        self._tail.clients = len(read_info(self._folder)["clients"])  # deployed clients may have joined
+        self._tail.clients = client_counts(read_info(self._folder))  # deployed clients may have joined
         more = True
         while more:
             with record_errors(self._folder):
