@@ -55,10 +55,11 @@ class Interrupting(ft.methods.FedAvg):
         return super().serve(server, clients, round)
 
 
-def test_interrupted_run_equals_a_run_of_the_finished_rounds() -> None:
+@pytest.mark.parametrize("method", [ft.methods.FedPer(), ft.methods.FedAvgFT()])  # with client states; with fine-tuning
+def test_interrupted_run_equals_a_run_of_the_finished_rounds(method: ft.Method) -> None:
     with pytest.raises(ft.Interrupted, match=r"Stopped after round 2 of 5\.") as stop:
-        simulate(rounds=5, on_round_end=press_ctrl_c(after=2))
-    partial, whole = stop.value.run, simulate(rounds=2)
+        simulate(method, rounds=5, on_round_end=press_ctrl_c(after=2))
+    partial, whole = stop.value.run, simulate(method, rounds=2)
     assert partial is not None and stop.value.code == 130
     assert comparable(partial) == comparable(whole) and partial.summary() == whole.summary()
     assert same(partial.server, whole.server) and same(partial.client(0), whole.client(0))
