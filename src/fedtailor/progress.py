@@ -176,7 +176,8 @@ class NotebookBars:
             self._refresh()
 
     def close(self) -> None:
-        self._refresh()
+        if self._bars:
+            self._refresh()
 
     def _refresh(self) -> None:
         from IPython.display import display
