@@ -138,11 +138,16 @@ class TerminalBars:
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
-        name = TextColumn("{task.description:24}", markup=False)
-        columns = [name, BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()]
-        score = TextColumn("{task.fields[score]}", markup=False)
-        self._progress, self._tasks = Progress(*columns, score, console=Console(stderr=True)), dict[Bar, TaskID]()
+        # In a narrow terminal, the bar shrinks first.
+        columns = [BarColumn(24), MofNCompleteColumn(table_column=Column(no_wrap=True))]
+        columns += [TimeRemainingColumn(table_column=Column(no_wrap=True))]
+        name, score = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[score]}"))
+        # What the run prints goes above the bars, except if it goes to a file.
+        shared = sys.stdout is not None and sys.stdout.isatty()
+        self._progress = Progress(name, *columns, score, console=Console(stderr=True), redirect_stdout=shared)
+        self._tasks = dict[Bar, TaskID]()
         self._progress.start()
 
     def update(self, bar: Bar) -> None:
@@ -171,7 +176,8 @@ class NotebookBars:
             self._refresh()
 
     def close(self) -> None:
-        self._refresh()
+        if self._bars:
+            self._refresh()
 
     def _refresh(self) -> None:
         from IPython.display import display

@@ -55,10 +55,11 @@ class Interrupting(ft.methods.FedAvg):
         return super().serve(server, clients, round)
 
 
-def test_interrupted_run_equals_a_run_of_the_finished_rounds() -> None:
+@pytest.mark.parametrize("method", [ft.methods.FedPer(), ft.methods.FedAvgFT()])  # with client states; with fine-tuning
+def test_interrupted_run_equals_a_run_of_the_finished_rounds(method: ft.Method) -> None:
     with pytest.raises(ft.Interrupted, match=r"Stopped after round 2 of 5\.") as stop:
-        simulate(rounds=5, on_round_end=press_ctrl_c(after=2))
-    partial, whole = stop.value.run, simulate(rounds=2)
+        simulate(method, rounds=5, on_round_end=press_ctrl_c(after=2))
+    partial, whole = stop.value.run, simulate(method, rounds=2)
     assert partial is not None and stop.value.code == 130
     assert comparable(partial) == comparable(whole) and partial.summary() == whole.summary()
     assert same(partial.server, whole.server) and same(partial.client(0), whole.client(0))
@@ -96,7 +97,8 @@ def test_interactive_session_gets_partial_run_after_one_interruption(
     monkeypatch.setattr("sys.ps1", ">>> ", raising=False)
     folder = tmp_path / "run"
     run = simulate(rounds=4, folder=folder, on_round_end=press_ctrl_c(after=1))
-    assert len(run.records) == 1 and f"resume it with: fedtailor resume {folder}" in caplog.text
+    assert len(run.records) == 1
+    assert f"returned with 1 of 4 rounds. Continue it with ft.resume({str(folder)!r})." in caplog.text
     settings: dict[str, Any] = {"method": ft.methods.FedPer(), "model": TinyNet().double(), "fed": tiny_federation()}
     run = ft.resume(folder, on_round_end=press_ctrl_c(after=3), **settings)
     assert [record["round"] for record in run.records] == [1, 2, 3] and not run.is_finished

@@ -26,7 +26,8 @@ import numpy as np
 import fedtailor as ft
 x, y = np.random.default_rng(0).normal(size=(20, 6)), np.arange(20) % 2
 fed = ft.Federation.from_arrays([(x, y, x, y)] * 3)
-run = ft.simulate(ft.methods.Ditto(), ft.network("mlp", fed), fed, rounds=2)
+run = ft.simulate(ft.methods.Ditto(), ft.network("mlp", fed), fed, rounds=2, progress=True)
+assert all("<div>" in shown._repr_html_() for shown in (fed, ft.methods.Ditto(), ft.network("mlp", fed)))
 print(len(run.records), run.personal(0)["head.weight"].shape[0])
 """
 

@@ -215,8 +215,11 @@ class Run:
         A row per round has all numbers of its record. A row per client has the client's metrics at both moments and its
         bytes, for each client that took part in the round or was evaluated after it. Missing values are NaN.
 
-        run.to_pandas().plot(x="round", y=["accuracy_trained", "accuracy_received"])
-        run.to_pandas(per="client").groupby("name")["accuracy_trained"].last()
+        >>> import fedtailor as ft
+        >>> fed = ft.load("digits", clients=4)
+        >>> run = ft.simulate(ft.methods.FedAvg(), ft.network("logistic", fed), fed, rounds=2)
+        >>> len(run.to_pandas()), len(run.to_pandas(per="client"))
+        (2, 8)
         """
         from fedtailor.runs.dataframes import clients_frame, rounds_frame
 

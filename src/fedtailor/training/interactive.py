@@ -29,7 +29,8 @@ def run_interactively(
     except Interrupted as stop:
         if stop.run is None or stop.immediately or not is_interactive():
             raise
-        log.warning("%s The partial run is returned.", str(stop).removesuffix(".") + ".")
+        hint = "" if stop.run.folder is None else f" Continue it with ft.resume({str(stop.run.folder)!r})."
+        log.warning("Interrupted: the run is returned with %s.%s", stop.run.rounds_text, hint)
         return stop.run
 
 

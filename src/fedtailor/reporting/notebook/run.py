@@ -1,6 +1,7 @@
 """A run as HTML: its table, as in the terminal, and its learning curve."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 
 from rich.table import Table
@@ -25,6 +26,7 @@ Points = Sequence[tuple[int, float]]  # round and score
 
 def run_html(run: Run) -> str:
     """Return the table of a run and its score over rounds."""
+    run = replace(run, records=[run.records[index] for index in range(len(run.records))])  # discarded after use
     table = run_table(run)
     return block(str(table.title), rich_table_html(table), _learning_curve(run), note=str(table.caption or ""))
 
