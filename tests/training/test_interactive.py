@@ -65,7 +65,7 @@ def test_interrupted_run_equals_a_run_of_the_finished_rounds(method: ft.Method) 
     assert same(partial.server, whole.server) and same(partial.client(0), whole.client(0))
     for moment in ("trained", "received"):
         assert all_same(models(partial, moment), models(whole, moment))
-    assert (partial.is_finished, whole.is_finished) == (False, True)
+    assert (partial.is_complete, whole.is_complete) == (False, True)
     assert "2 of 5 rounds" in repr(partial) and "2 rounds" in repr(whole)
 
 
@@ -101,8 +101,8 @@ def test_interactive_session_gets_partial_run_after_one_interruption(
     assert f"returned with 1 of 4 rounds. Continue it with ft.resume({str(folder)!r})." in caplog.text
     settings: dict[str, Any] = {"method": ft.methods.FedPer(), "model": TinyNet().double(), "fed": tiny_federation()}
     run = ft.resume(folder, on_round_end=press_ctrl_c(after=3), **settings)
-    assert [record["round"] for record in run.records] == [1, 2, 3] and not run.is_finished
-    assert ft.resume(folder, **settings).is_finished
+    assert [record["round"] for record in run.records] == [1, 2, 3] and not run.is_complete
+    assert ft.resume(folder, **settings).is_complete
     with pytest.raises(ft.Interrupted):  # so that a second Ctrl-C ends a loop over runs
         simulate(rounds=3, on_round_end=press_ctrl_c(after=1, times=2))
 

@@ -8,6 +8,8 @@ from fedtailor.runs.run import Run
 
 def rounds_in_words(runs: Sequence[Run]) -> str:
     """Return the number of rounds of these runs, such as "20 rounds", or "12 to 20 rounds" if they stopped early."""
+    if len(runs) == 1:
+        return runs[0].rounds_text
     return f"{_range(runs)} round{'' if _range(runs) == '1' else 's'}"
 
 

@@ -89,6 +89,14 @@ class Predictions:
         return file.getvalue()
 
 
+def predict(model: nn.Module, path: str | Path) -> Predictions:
+    """Predict the samples in a file or folder with a model from `ft.load_personal`."""
+    info: ModelInfo | None = getattr(model, "info", None)
+    if info is None:
+        raise ConfigError("predict takes a model from ft.load_personal.")
+    return predict_samples(model, info, *read_samples(Path(path), info.inputs))
+
+
 @torch.no_grad()
 def predict_samples(model: nn.Module, info: ModelInfo, samples: Sequence[str | int], x: Inputs) -> Predictions:
     """Predict samples in the input format of the model; `samples` are their names."""

@@ -49,7 +49,7 @@ def client_counts(info: Mapping[str, Any]) -> tuple[int, int]:
 
 def is_complete(experiment: Mapping[str, Any], records: Sequence[Record]) -> bool:
     """Return whether these are the records of all rounds of an experiment, or it stopped early."""
-    return len(records) == experiment["rounds"] or _stopped_early(experiment, records)
+    return len(records) == experiment.get("rounds", len(records)) or _stopped_early(experiment, records)
 
 
 def _stopped_early(experiment: Mapping[str, Any], records: Sequence[Record]) -> bool:
@@ -113,11 +113,16 @@ class Run:
         """Whether all rounds are trained, or the run stopped early; False if it was interrupted or is in progress."""
         return is_complete(self.experiment, self.records)
 
+    @property
+    def rounds_text(self) -> str:
+        """The number of rounds, for text: "20 rounds", or "12 of 100 rounds" of a run that is not complete."""
+        done, planned = len(self.records), self.experiment.get("rounds", 0)
+        return f"{done:,} round{'' if done == 1 else 's'}" if self.is_complete else f"{done:,} of {planned:,} rounds"
+
     def __repr__(self) -> str:
-        data, done = self.experiment["data"].get("name", "own data"), f"{len(self.records):,}"
-        rounds = f"{done} rounds" if self.is_complete else f"{done} of {self.experiment.get('rounds', 0):,} rounds"
+        data = self.experiment["data"].get("name", "own data")
         title, clients = f"{self.method_title} on {data}", f"{self.num_clients:,} clients"
-        return f"Run({title}, {clients}, {rounds}, {self._last_score()})"
+        return f"Run({title}, {clients}, {self.rounds_text}, {self._last_score()})"
 
     def _repr_html_(self) -> str:
         from fedtailor.reporting.notebook.run import run_html
