@@ -16,7 +16,7 @@ from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.method import Exchange, LocalTraining, Method, Setup
 from fedtailor.core.metrics import Metric
-from fedtailor.core.model import Model, wrap
+from fedtailor.core.model import Model, ModelLike, wrap
 from fedtailor.data.datasets import load
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DataError, DeployError, FedTailorError, RunError
@@ -71,26 +71,28 @@ def load_personal(
     client: int | None = None,
     moment: str = "trained",
     *,
-    method: Method | None = None,
-    model: Model | Module | None = None,
+    method: Method | str | None = None,
+    model: ModelLike | str | None = None,
     fed: Federation | None = None,
+    allow_code: bool = False,
 ) -> Module:
     """Load a client's personal model as a module in evaluation mode from a run folder, the folder of a deployed client,
     or an exported file; see `fedtailor.export.personal_model`."""
     from fedtailor.export.personal_model import load_personal  # requires safetensors and pydantic
 
-    return load_personal(path, client, moment, method=method, model=model, fed=fed)
+    return load_personal(path, client, moment, method=method, model=model, fed=fed, allow_code=allow_code)
 
 
 def resume(
     path: str | Path,
     *,
-    method: Method | None = None,
-    model: Model | Module | None = None,
-    fed: Federation | None = None,
+    method: Method | str | None = None,
+    model: ModelLike | str | None = None,
+    fed: Federation | str | None = None,
     on_round_end: Callable[[Record], None] | None = None,
+    allow_code: bool = False,
 ) -> Run:
     """Resume an unfinished run from its folder, or load it if it is finished; see `fedtailor.experiments.resume`."""
     from fedtailor.experiments.resume import resume  # requires safetensors and pydantic
 
-    return resume(path, method=method, model=model, fed=fed, on_round_end=on_round_end)
+    return resume(path, method=method, model=model, fed=fed, on_round_end=on_round_end, allow_code=allow_code)

@@ -30,7 +30,9 @@ def run_with_progress(
     def start(on_round_end: Callable[[Record], None]) -> Run:
         if not is_run_folder(folder):
             return experiment.run(load(), on_round_end=on_round_end, folder=folder)
-        return resume(folder, fed=None if is_finished(folder) else load(), on_round_end=on_round_end)
+        fed = None if is_finished(folder) else load()
+        model = None if fed is None else experiment.model(fed)
+        return resume(folder, method=experiment.method, model=model, fed=fed, on_round_end=on_round_end)
 
     return show_progress(start, folder, label, experiment.num_rounds, progress)
 

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedtailor.cli import console
+from fedtailor.cli.own_code import AllowCode, OwnMethod, OwnNetwork
 from fedtailor.errors import ConfigError
 from fedtailor.runs.files import safe_file_name
 from fedtailor.runs.run import method_label
@@ -30,10 +31,15 @@ def export(
     moment: _Moment = "trained",
     inputs: Annotated[str | None, typer.Option(help="the dtype of the inputs, such as uint8, if not the run's")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the file to write; with --all, a new folder")] = None,
+    method: OwnMethod = None,
+    network: OwnNetwork = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Export a client's personal model as safetensors (a state_dict), ONNX, or a PyTorch exported program.
 
     The written file is read back, and its outputs must match those of the model.
+    If the method or the network is your own code, name it again or pass
+    --allow-code.
     """
     from fedtailor.export.personal_model import load_all_personal, load_personal
     from fedtailor.export.writers import client_file_name, export_model, export_models, require_personal
@@ -43,13 +49,14 @@ def export(
     suffix = "" if out is None or all_clients else out.suffix.removeprefix(".")
     format = format or suffix or "safetensors"
     moment_suffix = "" if moment == "trained" else f"-{moment}"
+    own = {"method": method, "model": network, "allow_code": allow_code}
     if all_clients:
         folder = out or Path(f"{run.resolve().name}-models{moment_suffix}")
-        export_models(load_all_personal(run, moment), folder, format, input_dtype=inputs)
+        export_models(load_all_personal(run, moment, **own), folder, format, input_dtype=inputs)
         count = len([*folder.iterdir()])
         typer.echo(f"Saved the models of all {count} clients in {folder}; their outputs match the run.")
         return
-    model = load_personal(run, client, moment)
+    model = load_personal(run, client, moment, **own)
     info = require_personal(model, None).info
     path = out or Path(f"{safe_file_name(info.run)}-client-{client_file_name(info)}{moment_suffix}.{format}")
     export_model(model, path, format, input_dtype=inputs)
@@ -63,12 +70,19 @@ def predict(
     client: _Client = None,
     moment: _Moment = "trained",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="save all predictions as .csv or .npz")] = None,
+    method: OwnMethod = None,
+    network: OwnNetwork = None,
+    allow_code: AllowCode = False,
 ) -> None:
-    """Make predictions for the samples in a file with a client's personal model."""
+    """Make predictions for the samples in a file with a client's personal model.
+
+    If the method or the network is your own code, name it again or pass
+    --allow-code.
+    """
     from fedtailor.export.personal_model import load_personal
     from fedtailor.export.prediction import predict as predict_file
 
-    model = load_personal(run, client, moment)
+    model = load_personal(run, client, moment, method=method, model=network, allow_code=allow_code)
     if out is not None and out.exists() and out.samefile(file):
         raise ConfigError(f"'{out}' contains the samples. Choose another file with --out.")
     predictions = predict_file(model, file)

@@ -22,11 +22,14 @@ from fedtailor.cli.console import (
     run_with_progress,
     show_progress,
 )
+from fedtailor.cli.own_code import AllowCode, OwnMethod, OwnNetwork
 from fedtailor.cli.sweep import show_sweep
+from fedtailor.core.code_reference import is_reference, short_name
 from fedtailor.errors import ConfigError, FedTailorError, unknown_name
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import Overrides, parse_overrides
-from fedtailor.experiments.parsing import field_help
+from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent, check_distinct_names, parse_consent
+from fedtailor.experiments.own_parts import part_types
 from fedtailor.experiments.resume import resume as resume_run
 from fedtailor.experiments.sweep import read_plan
 from fedtailor.experiments.tuning import make_outcome
@@ -44,13 +47,14 @@ def run(ctx: typer.Context) -> None:
     From flags: fedtailor run --method fedavg --data digits --rounds 20
     The run is saved in a new folder inside --out (runs).
     """
-    flags = parse_overrides(ctx.args)
+    words, consent = parse_consent("run", ctx.args)
+    flags = parse_overrides(words)
     folder = Path(flags.pop("out", "runs"))
     if len(flags.positional) > 1:
         raise ConfigError(f"run takes one experiment file, got {len(flags.positional)}.")
     base = read_experiment_file(Path(flags.positional[0])) if flags.positional else {}
-    experiment = make_experiment(flags.apply_to(base))
-    folder = unused_folder(folder, f"{_folder_name(experiment)}-{experiment.data.name}")
+    experiment = make_experiment(flags.apply_to(base), consent)
+    folder = unused_folder(folder, f"{_folder_name(experiment)}-{short_name(experiment.data.name)}")
     with progress_bars() as progress:
         finished = run_with_progress(experiment, experiment.load, folder, _progress_label(experiment), progress)
     _print_run(finished)
@@ -67,7 +71,8 @@ def compare(ctx: typer.Context) -> None:
     interrupted comparison. If a run fails, the others continue.
     """
     all_methods = "--all" in ctx.args
-    flags = parse_overrides([word for word in ctx.args if word != "--all"])
+    words, consent = parse_consent("compare", ctx.args)
+    flags = parse_overrides([word for word in words if word != "--all"])
     out_folder = flags.pop("out", "")
     seeds = list(dict.fromkeys(flags.pop_list("seeds", int, [0])))
     if "seed" in flags.settings:
@@ -75,14 +80,15 @@ def compare(ctx: typer.Context) -> None:
     if all_methods and flags.positional:
         raise ConfigError("compare takes either method names or --all, not both.")
     names = list(dict.fromkeys(["local", *(METHODS if all_methods else flags.positional)]))
+    check_distinct_names(names)
     failures: dict[str, str] = {}
-    local = make_experiment(method_settings("local", names, flags))
-    folder = Path(out_folder or unused_folder(Path("runs"), f"compare-{local.data.name}"))
+    local = make_experiment(method_settings("local", names, flags, consent), consent)
+    folder = Path(out_folder or unused_folder(Path("runs"), f"compare-{short_name(local.data.name)}"))
     feds = {seed: replace(local, seed=seed).load() for seed in seeds}
     experiments = []
     for name in names:  # report settings that do not fit before any training starts
         with collect_failures(failures, name, FedTailorError if all_methods else ()):
-            experiment = make_experiment(method_settings(name, names, flags))
+            experiment = make_experiment(method_settings(name, names, flags, consent), consent)
             experiment.check(feds[seeds[0]])
             experiments.append(experiment)
     seeded = [replace(experiment, seed=seed) for seed in seeds for experiment in experiments]
@@ -104,13 +110,22 @@ def compare(ctx: typer.Context) -> None:
         raise typer.Exit(1)
 
 
-def resume(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> None:
-    """Resume an interrupted run from its last checkpoint. A finished run is only shown."""
+def resume(
+    folder: Annotated[Path, typer.Argument(help="the run folder")],
+    method: OwnMethod = None,
+    network: OwnNetwork = None,
+    data: Annotated[str | None, typer.Option(help="the run's own loader of data, module:function")] = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Resume an interrupted run from its last checkpoint. A finished run is only shown.
+
+    If the method, the network, or the data are your own code, name them again
+    or pass --allow-code.
+    """
     with progress_bars() as progress:
         rounds = read_settings(folder).get("rounds") if is_run_folder(folder) else None
-        finished = show_progress(
-            lambda on_round_end: resume_run(folder, on_round_end=on_round_end), folder, folder.name, rounds, progress
-        )
+        start = partial(resume_run, folder, method=method, model=network, fed=data, allow_code=allow_code)
+        finished = show_progress(lambda call: start(on_round_end=call), folder, folder.name, rounds, progress)
     _print_run(finished)
 
 
@@ -133,22 +148,27 @@ def show(folder: Annotated[Path, typer.Argument(help="a run folder, or a folder 
         print_line(f"Unfinished runs are not shown: {', '.join(path.name for path in paths if path not in finished)}.")
 
 
-def method_settings(name: str, names: list[str], flags: Overrides) -> dict[str, Any]:
-    """Return the settings of one of several methods: the common ones, and the ones set for this method only."""
-    if name not in METHODS:
+def method_settings(
+    name: str, names: list[str], flags: Overrides, consent: CodeConsent = NO_CONSENT
+) -> dict[str, Any]:
+    """Return the settings of one of several methods: the common ones, and the ones set for this method only, by its
+    name or by the name of the user's own class."""
+    fields = {other: part_types("method", other, consent) for other in names}
+    if name not in METHODS and not is_reference(name):
         raise unknown_name("method", name, METHODS)
     settings = flags.apply_to({})
-    specific = {other: settings.pop(other, {}) for other in names}[name]
+    specific = {other: settings.pop(short_name(other), {}) for other in names}[name]
     common = settings.pop("method", {})
     if not isinstance(specific, dict):
-        raise ConfigError(f"--{name} takes no value. Set one of its fields, such as --{name}.lr 0.1.")
+        label = short_name(name)
+        raise ConfigError(f"--{label} takes no value. Set one of its fields, such as --{label}.lr 0.1.")
     if not isinstance(common, dict):
         raise ConfigError("compare takes method names without a flag, such as fedtailor compare fedavg fedper.")
-    known = {field for other in names if other in METHODS for field in field_help(METHODS[other])}
+    known = [field for other in names for field in fields[other]]
     for setting in common:
         if setting not in known:
-            raise unknown_name("field of these methods", setting, known)
-    shared = {key: value for key, value in common.items() if key in field_help(METHODS[name])}
+            raise unknown_name("field of these methods", setting, dict.fromkeys(known))
+    shared = {key: value for key, value in common.items() if key in fields[name]}
     return settings | {"method": {"name": name} | shared | specific}
 
 

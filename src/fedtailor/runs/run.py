@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fedtailor.core.code_reference import short_name
 from fedtailor.core.trees import Params, Tree
 from fedtailor.errors import RunError, unknown_name
 from fedtailor.runs.records import Record, Values
@@ -21,13 +22,16 @@ CHOICES = ("last", "best_validation", "best_test")
 
 
 def method_label(method: Mapping[str, Any]) -> str:
-    """Return a method's registry key for grouping and folder names; a wrapper method includes the inner one.
+    """Return a method's registry key, or the name of a user's own class, for labels and folder names; a wrapper method
+    includes the inner one.
 
     >>> method_label({"name": "lag", "inner": {"name": "scaffold", "lr": 0.1}})
     'lag(scaffold)'
+    >>> method_label({"name": "my_module:MyMethod"})
+    'MyMethod'
     """
-    inner = method.get("inner")
-    return f"{method['name']}({method_label(inner)})" if isinstance(inner, Mapping) else str(method["name"])
+    name, inner = short_name(str(method["name"])), method.get("inner")
+    return f"{name}({method_label(inner)})" if isinstance(inner, Mapping) else name
 
 
 def resume_hint(folder: Path | None) -> str:
@@ -59,7 +63,7 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The method's registry key; a wrapper method includes the inner one: lag(scaffold)."""
+        """The method's registry key, or the name of your own class; a wrapper method includes the inner one."""
         return method_label(self.experiment["method"])
 
     @property

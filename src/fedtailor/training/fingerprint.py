@@ -1,6 +1,7 @@
 """Hashes of method, model, and data, by which a resumed run checks that it continues with the same ones."""
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
 from numbers import Real
@@ -10,28 +11,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtailor.core.code_reference import is_built_in, is_reference, short_name
 from fedtailor.core.method import Method
-from fedtailor.core.model import Model
+from fedtailor.core.model import Model, cross_entropy
 from fedtailor.data.federation import Federation
 
 
 def fingerprint(method: dict[str, Any], kind: type[Method], model: Model, fed: Federation) -> dict[str, str]:
     """Return a short hash each of method, model, and data.
 
-    The method's hash covers its class and fields, the model's its layers (the weights are in the run folder), and the
-    data's all samples and their clients. Code is not covered, so a bug in a user's method may be fixed before resuming.
+    The method's hash covers its class and fields, the model's its layers (the weights are in the run folder) and what
+    the user passed to `ft.wrap`, and the data's all samples and their clients. Code is not covered, so a bug in a user's
+    method may be fixed before resuming; neither are names of modules, so the method may be moved to another file.
     """
-    is_custom = not kind.__module__.startswith("fedtailor.")
+    is_custom = not is_built_in(kind)
     state = model.module.state_dict()
     layers = {name: [list(value.shape), str(value.dtype)] for name, value in state.items()}
     constants = [buffer for name, buffer in model.module.named_buffers() if name not in state]  # in no state_dict
     parts = [fed.x] if isinstance(fed.x, Tensor) else [part for _, part in sorted(fed.x.items())]
     preprocessing = [fed.mean, fed.std, fed.classes]
     return {
-        "method": _hash([is_custom, kind.__qualname__, method]),
-        "model": _hash([repr(model.module), model.head, sorted(layers.items()), _hash_tensors(constants)]),
+        "method": _hash([is_custom, kind.__qualname__, _without_modules(method)]),
+        "model": _hash([repr(model.module), model.head, sorted(layers.items()), _hash_tensors(constants)] + _own(model)),
         "data": _hash([fed.names, preprocessing, *(_hash_tensors(t) for t in ([*parts, fed.y], fed.train, fed.test))]),
     }
+
+
+def _without_modules(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a method in which names have no module."""
+    plain = {name: _without_modules(part) if isinstance(part, Mapping) else part for name, part in method.items()}
+    name = plain.get("name")
+    return plain | {"name": short_name(name).lower()} if isinstance(name, str) and is_reference(name) else plain
+
+
+def _own(model: Model) -> list[Any]:
+    """Return what a user chose for a network of their own: loss, names of metrics, and parts; empty for the defaults."""
+    if not is_reference(str(model.description.get("name", ""))):
+        return []
+    loss = {} if model.loss is cross_entropy else {"loss": model.loss}
+    metrics = {} if model.metrics_are_default else {"metrics": list(model.metrics)}
+    chosen = loss | metrics | ({"parts": dict(model.parts)} if model.parts else {})
+    return [chosen] if chosen else []
 
 
 def _hash(value: Any) -> str:
