@@ -170,7 +170,7 @@ def test_compare_all_continues_after_failures(
         main()
     captured = capsys.readouterr()
     assert stop.value.code == 1
-    assert "broken-seed0 failed: RuntimeError: out of order" in captured.err
+    assert "Broken-seed0 failed: RuntimeError: out of order" in captured.err
     assert "unfit failed: Unfit needs a model of another kind." in captured.err
     assert {path.name for path in (tmp_path / "all").iterdir()} >= {f"{n}-seed0" for n in ("local", "fedavg", "fedper")}
     rows = re.findall(r"^ *(Local training|FedAvg|FedPer|FedBN|Broken|Unfit) +\d+\.\d", captured.out, re.MULTILINE)

@@ -50,6 +50,7 @@ def test_flags_take_precedence_over_the_file() -> None:
         parse_overrides(["--method.mu", "0.7", "--rounds", "9", "--data", "mnist"]).apply_to(tomllib.loads(TOML))
     )
     assert experiment.method == ft.methods.FedProx(mu=0.7)
+    assert isinstance(experiment.data, Data)
     assert (experiment.rounds, experiment.data.name, experiment.data.clients) == (9, "mnist", 6)
 
 

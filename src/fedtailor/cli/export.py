@@ -1,7 +1,7 @@
 """The commands export and predict."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -49,7 +49,7 @@ def export(
     suffix = "" if out is None or all_clients else out.suffix.removeprefix(".")
     format = format or suffix or "safetensors"
     moment_suffix = "" if moment == "trained" else f"-{moment}"
-    own = {"method": method, "model": network, "allow_code": allow_code}
+    own: dict[str, Any] = {"method": method, "model": network, "allow_code": allow_code}
     if all_clients:
         folder = out or Path(f"{run.resolve().name}-models{moment_suffix}")
         export_models(load_all_personal(run, moment, **own), folder, format, input_dtype=inputs)

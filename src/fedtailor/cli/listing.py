@@ -71,7 +71,7 @@ def flags_help(what: str, parts: Mapping[str, type[Any]], hidden: Sequence[str] 
                 lines += [f"--{name}{f' ({default})' if default not in ('', 'None') else ''}  {text}", ""]
     lines += ["--method NAME, --method.FIELD, --network NAME, --network.FIELD: see fedtailor list methods|networks"]
     if "data" in parts:
-        lines += ["", "NAME can be your own code, such as my_module:MyMethod, also with --data; its arguments are fields."]
+        lines += ["", "NAME can be your own code, such as my_module:MyMethod, also with --data; FIELD is its argument."]
         lines += ["", "--allow-code  import code that only a file names"]
     return "\n".join(lines)
 

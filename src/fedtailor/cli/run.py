@@ -148,9 +148,7 @@ def show(folder: Annotated[Path, typer.Argument(help="a run folder, or a folder 
         print_line(f"Unfinished runs are not shown: {', '.join(path.name for path in paths if path not in finished)}.")
 
 
-def method_settings(
-    name: str, names: list[str], flags: Overrides, consent: CodeConsent = NO_CONSENT
-) -> dict[str, Any]:
+def method_settings(name: str, names: list[str], flags: Overrides, consent: CodeConsent = NO_CONSENT) -> dict[str, Any]:
     """Return the settings of one of several methods: the common ones, and the ones set for this method only, by its
     name or by the name of the user's own class."""
     fields = {other: part_types("method", other, consent) for other in names}

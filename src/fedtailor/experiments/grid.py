@@ -10,7 +10,7 @@ from math import prod
 from typing import Any, get_args, get_origin, get_type_hints
 
 from fedtailor.analysis.formatting import format_value
-from fedtailor.core.code_reference import is_reference, short_name
+from fedtailor.core.code_reference import short_name
 from fedtailor.data.datasets import Data
 from fedtailor.errors import ConfigError, FedTailorError
 from fedtailor.experiments.experiment import Experiment, make_experiment
@@ -97,9 +97,9 @@ def find_axes(
     """Return the flags with several values, the seed last, and the flags with one value. For a field that is a list,
     commas separate the elements of one value, and several values need several flags."""
     axes, single = dict[str, list[Any]](), dict[str, Any]()
-    own = _own_types(given, base, consent)
+    named = _named_types(given, base, consent)
     for name, found in given.items():
-        is_list = _takes_list(name, own)
+        is_list = _takes_list(name, named)
         values = found if is_list else [v for value in found for v in (value if isinstance(value, list) else [value])]
         if not values or "" in values:
             raise ConfigError(
@@ -113,26 +113,27 @@ def find_axes(
     return axes | {"seed": seeds}, single
 
 
-def _own_types(given: Axes, base: Mapping[str, Any], consent: CodeConsent) -> dict[str, list[Mapping[str, Any]]]:
-    """Return part -> the types of the settings of each own class or function that is a value of the part."""
+def _named_types(given: Axes, base: Mapping[str, Any], consent: CodeConsent) -> dict[str, list[Mapping[str, Any]]]:
+    """Return part -> the types of the settings of each method, network, or data set that the sweep names."""
     found = dict[str, list[Mapping[str, Any]]]()
     for part in _NAMED_PARTS:
         before = _part(base, part)
         names = [before.get("name") if isinstance(before, Mapping) else before]
         names += [name for value in given.get(part, []) for name in (value if isinstance(value, list) else [value])]
-        for name in dict.fromkeys(name for name in names if isinstance(name, str) and is_reference(name)):
+        for name in dict.fromkeys(name for name in names if isinstance(name, str)):
             found.setdefault(part.partition(".")[0], []).append(part_types(part, name, consent))
     return found
 
 
-def _takes_list(name: str, own: Mapping[str, list[Mapping[str, Any]]]) -> bool:
-    """Return whether a field can be a list; fields with the same name agree about it in all methods."""
+def _takes_list(name: str, named: Mapping[str, list[Mapping[str, Any]]]) -> bool:
+    """Return whether a field can be a list; fields with the same name agree about it in all built-in methods."""
     *part, field = name.split(".")
     first = part[0] if part else ""
     root = first if first in (*_CLASSES, "") else "method"
     kinds = _CLASSES.get(root, [*METHODS.values()]) if part else [Experiment]
-    types = [get_type_hints(kind)[field] for kind in kinds if field in {f.name for f in fields(kind)}]
-    return any(map(_is_list, [*types, *(known[field] for known in own.get(root, []) if field in known)]))
+    types = [known[field] for known in named.get(root, []) if field in known]
+    types = types or [get_type_hints(kind)[field] for kind in kinds if field in {f.name for f in fields(kind)}]
+    return any(map(_is_list, types))
 
 
 def _is_list(hint: Any) -> bool:
@@ -170,9 +171,7 @@ def make_points(
     return [point for group in groups.values() for point in group], invalid
 
 
-def _settings(
-    flags: Mapping[str, Any], axes: Axes, base: Mapping[str, Any], consent: CodeConsent
-) -> dict[str, Any]:
+def _settings(flags: Mapping[str, Any], axes: Axes, base: Mapping[str, Any], consent: CodeConsent) -> dict[str, Any]:
     """Return the nested settings of one point; each method, network, and data set gets only the fields that it has."""
     labels = {short_name(str(name)) for name in axes.get("method", [flags.get("method", _method(base))])}
     own = {name: value for name, value in flags.items() if name.partition(".")[0] in (*METHODS, *labels)}

@@ -20,6 +20,7 @@ from fedtailor.core.method import Method
 from fedtailor.errors import ConfigError, FedTailorError, reason, unknown_name
 from fedtailor.training.simulate import check_method_class
 
+PYTHON_ARGUMENTS = {"method": "method", "network": "model", "data": "fed"}  # of ft.resume, by part
 _ALLOW = "--allow-code"
 _IN_TEXT = re.compile(r"[\w.]+:[\w.]+")
 _MAX_LENGTH = 300  # characters of a reference
@@ -35,7 +36,7 @@ class CodeConsent:
 
     def load(self, part: str, reference: str) -> Any:
         """Import what a reference names, if the user consents; `part` is the setting that names it."""
-        _check_importable(part, reference)
+        check_importable(part, reference)
         if not self.everything and reference not in self.named:
             raise ConfigError(f"The {part} '{reference}' is your own code; {self.how}.")
         return _import(reference)
@@ -44,7 +45,7 @@ class CodeConsent:
         """Import the class of a method, if the user consents."""
         kind = self.load(part, reference)
         if not isinstance(kind, type) or not issubclass(kind, Method):
-            raise ConfigError(f"The {part} '{reference}' is not a subclass of ft.Method; it must be a class of a method.")
+            raise ConfigError(f"The {part} '{reference}' must be a class that inherits from ft.Method.")
         check_method_class(kind)
         return kind
 
@@ -104,9 +105,11 @@ def call_own_code(reference: str, function: Callable[..., Any], *args: Any, **kw
         raise ConfigError(f"'{reference}' failed: {_explain(error, reference.partition(':')[0])}.") from error
 
 
-def _check_importable(part: str, reference: str) -> None:
+def check_importable(part: str, reference: str) -> None:
+    """Raise an error if a reference cannot be imported, whatever the user's modules contain."""
     module, _, qualname = reference.partition(":")
-    fix = "put it into a module and name it there, or pass the object in Python"
+    argument = PYTHON_ARGUMENTS[part.partition(".")[0]]
+    fix = f"put it into a module and name that one (my_module:...), or pass the object in Python ({argument}=...)"
     if module == "__main__":
         raise ConfigError(f"The {part} '{reference}' was defined in a script or a notebook; {fix}.")
     if "<" in qualname:
@@ -115,7 +118,8 @@ def _check_importable(part: str, reference: str) -> None:
         raise ConfigError(f"The {part} '{reference}' does not describe its layers; {fix}.")
     valid = all(name.isidentifier() for name in (*module.split("."), *qualname.split(".")))
     if not valid or len(reference) > _MAX_LENGTH:
-        raise ConfigError(f"The {part} '{reference[:_MAX_LENGTH]}' must be written as module:name, as in my_module:Mine.")
+        shown = reference[:_MAX_LENGTH]
+        raise ConfigError(f"The {part} '{shown}' must be written as module:name, such as my_module:MyMethod.")
 
 
 def _import(reference: str) -> Any:

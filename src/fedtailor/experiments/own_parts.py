@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, get_type_hints
 
 import torch
@@ -41,7 +41,7 @@ class OwnPart:
 
 @dataclass(frozen=True)
 class OwnNetwork(OwnPart):
-    """A network that returns an `nn.Module` or an `ft.Model`; it gets the federation if its first parameter is `fed`."""
+    """What returns an `nn.Module` or an `ft.Model`; it gets the federation if its first parameter is `fed`."""
 
     def model(self, fed: Federation) -> Model:
         """Return the network; its initial weights are drawn from the run's seed."""
@@ -61,7 +61,7 @@ class OwnNetwork(OwnPart):
 
 @dataclass(frozen=True)
 class OwnData(OwnPart):
-    """A loader that returns a `Federation`; it gets a seed if it has a parameter `seed`."""
+    """What returns a `Federation`; it gets a seed if it has a parameter `seed`."""
 
     seed: int | None = None
 
@@ -108,12 +108,16 @@ def part_types(part: str, name: str, consent: CodeConsent = NO_CONSENT) -> dict[
         function = consent.load(part, name)
         hints = _hints(function)
         return {parameter: hints.get(parameter, Any) for parameter in _settings_of(part, name, function)}
-    known: Mapping[str, Any] = {"network": NETWORKS, "data": dict.fromkeys([*DATASETS, "folder"], Data)}.get(part, METHODS)
-    kind = consent.load_method(part, name) if is_reference(name) else known.get(name)
+    if is_reference(name):
+        return _field_types(consent.load_method(part, name))
+    known: dict[str, Mapping[str, type[Any]]] = {
+        "network": NETWORKS,
+        "data": dict.fromkeys([*DATASETS, "folder"], Data),
+    }
+    kind = known.get(part, METHODS).get(name)
     return {} if kind is None else _field_types(kind)
 
 
-@cache
 def _field_types(kind: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {f.name: hints[f.name] for f in fields(kind)}
@@ -128,8 +132,9 @@ def _check_arguments(part: str, name: str, function: Any, given: NestedSettings)
     for argument in given:
         if argument not in known and not accepts_any:
             raise unknown_name(f"argument of {name}", argument, known)
+    filled = {*given, *["seed"] * (part == "data")}  # the run's seed is the default
     for argument, parameter in known.items():
-        if parameter.default is inspect.Parameter.empty and argument not in given and (part, argument) != ("data", "seed"):
+        if parameter.default is inspect.Parameter.empty and argument not in filled:
             raise ConfigError(f"'{name}' needs the argument '{argument}'; set it with --{part}.{argument}.")
     return dict(given)
 
@@ -156,6 +161,6 @@ def _takes_seed(function: Any) -> bool:
 def _hints(function: Any) -> dict[str, Any]:
     """Return the types of a function's parameters, as far as they can be determined."""
     try:
-        return get_type_hints(function.__init__ if isinstance(function, type) else function)
+        return get_type_hints(function.__init__ if isinstance(function, type) else function)  # type: ignore[misc]
     except (NameError, TypeError, AttributeError):  # names that only type checkers import; objects without hints
         return {}

@@ -58,9 +58,7 @@ def parse_value(hint: Any, value: Any, where: str) -> Any:
     except PydanticSchemaGenerationError:  # a type that only users' own code has
         return value
     except ValidationError as error:
-        raise ConfigError(
-            f"{where} cannot be {reprlib.repr(value)}: {error.errors()[0]['msg'].lower()}."
-        ) from error
+        raise ConfigError(f"{where} cannot be {reprlib.repr(value)}: {error.errors()[0]['msg'].lower()}.") from error
 
 
 def _is_list(hint: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from fedtailor.data.datasets import DATASETS
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DamagedRunError, RunError
 from fedtailor.experiments.experiment import Experiment, make_experiment
-from fedtailor.experiments.own_code import CodeConsent, rename_part
+from fedtailor.experiments.own_code import PYTHON_ARGUMENTS, CodeConsent, rename_part
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.runs.files import folder_lock
@@ -91,11 +91,11 @@ def _experiment(folder: Path, given: Mapping[str, Any], allow_code: bool) -> Exp
     objects = {part: value for part, value in given.items() if value is not None and part not in named}
     settings = {name: value for name, value in read_settings(folder).items() if name not in objects}
     settings |= {part: rename_part(part, settings[part], name) for part, name in named.items()}
-    arguments, known = {"network": "model", "data": "fed"}, {"network": NETWORKS, "data": (*DATASETS, "folder")}
+    known: dict[str, Collection[str]] = {"method": METHODS, "network": NETWORKS, "data": (*DATASETS, "folder")}
     for part in PARTS:
         name = str(_innermost(settings[part]).get("name")) if part in settings else ""
-        if part in settings and name not in known.get(part, METHODS) and not is_reference(name):
-            again = f"pass it again: ft.resume(path, {arguments.get(part, part)}=...)"
+        if part in settings and name not in known[part] and not is_reference(name):
+            again = f"pass it again: ft.resume(path, {PYTHON_ARGUMENTS[part]}=...)"
             raise ConfigError(f"The run's {part} '{name}' is not built in; {again}.")
     command = f"to import it, run: fedtailor resume {shlex.quote(str(folder))} --allow-code"
     how = f"{command}, or pass it in Python: ft.resume(path, method=..., model=..., fed=...)"

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtailor.core.method import Method
 from fedtailor.core.code_reference import is_reference
+from fedtailor.core.method import Method
 from fedtailor.core.model import Inputs, Model, ModelLike, as_model
 from fedtailor.core.trees import Params, unflatten
 from fedtailor.data.federation import Federation
@@ -149,9 +149,12 @@ def build_personal_model(
     allow_code: bool = False,
 ) -> PersonalModel:
     """Build the module from its metadata and tensors, and evaluate it once to check that these match."""
-    named = {part: name for part, name in (("method", method), ("network", model)) if isinstance(name, str)}
-    info = replace(info, **{part: rename_part(part, getattr(info, part), name) for part, name in named.items()})
-    consent = CodeConsent(frozenset(named.values()), allow_code, _HOW)
+    if isinstance(method, str):
+        info = replace(info, method=rename_part("method", info.method, method))
+    if isinstance(model, str):
+        info = replace(info, network=rename_part("network", info.network, model))
+    named = frozenset(name for name in (method, model) if isinstance(name, str))
+    consent = CodeConsent(named, allow_code, _HOW)
     method = method if isinstance(method, Method) else _make_method(info.method, consent)
     built = _make_network(info, consent) if model is None or isinstance(model, str) else as_model(model)
     missing = [name for name in built.names if name not in state]

@@ -159,7 +159,7 @@ def read_info(folder: Path) -> dict[str, Any]:
 
 def _is_code(found: Any) -> bool:
     """Return whether this is a description of users' own code, as by `describe_code`."""
-    parts = list(found.values()) if isinstance(found, dict) else [None]
+    parts: list[Any] = list(found.values()) if isinstance(found, dict) else [None]
     if len(parts) > _MAX_CODE_PARTS or not all(isinstance(part, dict) for part in parts):
         return False
     names = [text for part in parts for text in (part["module"], part["qualname"], part["sha256"] or "")]

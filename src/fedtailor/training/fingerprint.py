@@ -21,18 +21,19 @@ def fingerprint(method: dict[str, Any], kind: type[Method], model: Model, fed: F
     """Return a short hash each of method, model, and data.
 
     The method's hash covers its class and fields, the model's its layers (the weights are in the run folder) and what
-    the user passed to `ft.wrap`, and the data's all samples and their clients. Code is not covered, so a bug in a user's
-    method may be fixed before resuming; neither are names of modules, so the method may be moved to another file.
+    the user passed to `ft.wrap`, and the data's all samples and their clients. Code and names of modules are not
+    covered, so a bug in a user's method may be fixed before resuming, and the method may be moved to another file.
     """
     is_custom = not is_built_in(kind)
     state = model.module.state_dict()
     layers = {name: [list(value.shape), str(value.dtype)] for name, value in state.items()}
     constants = [buffer for name, buffer in model.module.named_buffers() if name not in state]  # in no state_dict
     parts = [fed.x] if isinstance(fed.x, Tensor) else [part for _, part in sorted(fed.x.items())]
+    own = _own_choices(model)
     preprocessing = [fed.mean, fed.std, fed.classes]
     return {
         "method": _hash([is_custom, kind.__qualname__, _without_modules(method)]),
-        "model": _hash([repr(model.module), model.head, sorted(layers.items()), _hash_tensors(constants)] + _own(model)),
+        "model": _hash([repr(model.module), model.head, sorted(layers.items()), _hash_tensors(constants), *own]),
         "data": _hash([fed.names, preprocessing, *(_hash_tensors(t) for t in ([*parts, fed.y], fed.train, fed.test))]),
     }
 
@@ -44,8 +45,8 @@ def _without_modules(method: Mapping[str, Any]) -> dict[str, Any]:
     return plain | {"name": short_name(name).lower()} if isinstance(name, str) and is_reference(name) else plain
 
 
-def _own(model: Model) -> list[Any]:
-    """Return what a user chose for a network of their own: loss, names of metrics, and parts; empty for the defaults."""
+def _own_choices(model: Model) -> list[Any]:
+    """Return what a user passed to `ft.wrap`: loss, names of metrics, and parts; empty for the defaults."""
     if not is_reference(str(model.description.get("name", ""))):
         return []
     loss = {} if model.loss is cross_entropy else {"loss": model.loss}

@@ -89,7 +89,7 @@ def _warn_of_changed_code(info: Mapping[str, Any], now: Mapping[str, Mapping[str
         if None not in (before, found["sha256"]) and before != found["sha256"]:
             changed.append(f"{found['module']}:{found['qualname']}")
     if changed:
-        log.warning("The source of %s changed since the run was started.", " and ".join(dict.fromkeys(changed)))
+        log.warning("The source of %s changed since the run was started.", ", ".join(dict.fromkeys(changed)))
 
 
 def _original_device(info: Mapping[str, Any]) -> str:
