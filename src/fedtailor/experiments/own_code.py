@@ -147,13 +147,16 @@ def _import(reference: str) -> Any:
 def _current_folder_first() -> Iterator[None]:
     """Import from the current folder first, as `python -m` does. Afterward, the folder is the last one on the path, so
     that functions can import its modules, but none of these replaces an installed package."""
-    folder, before = str(Path.cwd()), list(sys.path)
+    folder = str(Path.cwd())
     importlib.invalidate_caches()  # files may be newer than the caches
     sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.path[:] = before if folder in before or "" in before else [*before, folder]
+        if folder in sys.path:
+            sys.path.remove(folder)  # the first one
+        if folder not in sys.path and "" not in sys.path:
+            sys.path.append(folder)
 
 
 def _import_error(module: str, error: BaseException) -> ConfigError:

@@ -35,7 +35,7 @@ class OwnPart:
     def call(self, *args: Any, **more: Any) -> Any:
         """Call the function with its arguments, converted to the types that it declares."""
         hints = _hints(self.function)
-        typed = {n: parse_value(hints.get(n, Any), value, f"{self.name}: {n}") for n, value in self.arguments.items()}
+        typed = {name: parse_value(hints.get(name, Any), value, name) for name, value in self.arguments.items()}
         return call_own_code(self.name, self.function, *args, **typed, **more)
 
 
@@ -124,14 +124,18 @@ def _field_types(kind: type[Any]) -> dict[str, Any]:
 
 
 def _check_arguments(part: str, name: str, function: Any, given: NestedSettings) -> dict[str, Any]:
-    """Return the arguments of a function if it accepts them and needs no others."""
+    """Return the arguments of a function if it accepts them, with the types that it declares, and needs no others."""
     if not isinstance(function, type) and not inspect.isroutine(function) and not isinstance(function, partial):
-        raise ConfigError(f"The {part} '{name}' is a {type(function).__name__}; it must be a class or a function.")
+        raise ConfigError(
+            f"The {part} '{name}' has the type {type(function).__name__}; it must be a class or a function."
+        )
     known = _settings_of(part, name, function)
     accepts_any = any(p.kind is _ANY for p in inspect.signature(function).parameters.values())
-    for argument in given:
+    hints = _hints(function)
+    for argument, value in given.items():
         if argument not in known and not accepts_any:
             raise unknown_name(f"argument of {name}", argument, known)
+        parse_value(hints.get(argument, Any), value, f"{part}.{argument}")  # raises an error if it has another type
     filled = {*given, *["seed"] * (part == "data")}  # the run's seed is the default
     for argument, parameter in known.items():
         if parameter.default is inspect.Parameter.empty and argument not in filled:

@@ -34,13 +34,13 @@ def method_label(method: Mapping[str, Any]) -> str:
     return f"{name}({method_label(inner)})" if isinstance(inner, Mapping) else name
 
 
-def resume_hint(folder: Path | None) -> str:
-    """Return the command that resumes a run, as the end of a message.
+def resume_hint(folder: Path | None, own_code: bool = False) -> str:
+    """Return the command that resumes a run, which may need to import the user's own code, as the end of a message.
 
     >>> resume_hint(Path("my runs/one"))
     "resume it with: fedtailor resume 'my runs/one'"
     """
-    return f"resume it with: fedtailor resume {shlex.quote(str(folder))}"
+    return f"resume it with: fedtailor resume {shlex.quote(str(folder))}{' --allow-code' * own_code}"
 
 
 def arrays_file(number: int) -> str:

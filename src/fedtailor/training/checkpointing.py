@@ -34,7 +34,8 @@ class CheckpointManager:
             self._save()
         if (signal := self._pending_signal()) is not None:  # also if it arrived during saving
             self._save()
-            raise Interrupted(f"Stopped after round {number} of {last}; {resume_hint(self._run.folder)}", 128 + signal)
+            hint = resume_hint(self._run.folder, own_code="code" in self._run.info)
+            raise Interrupted(f"Stopped after round {number} of {last}; {hint}", 128 + signal)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._stack.close()
