@@ -318,6 +318,8 @@ def test_run_commands_of_own_code_reproduce_the_runs_without_importing_it(folder
     for run in runs:
         assert run.folder is not None
         assert ft.load_run(folder / "again" / run.folder.name).experiment == run.experiment
+    unsafe = runs[0].experiment | {"method": {"name": OWN["method"], "text": "x\x1b[2J"}}
+    assert reproduce.run_commands([replace(runs[0], experiment=unsafe)]) == []
     (line,) = reproduce.run_commands(runs[:1])
     assert fedtailor(*shlex.split(line)[1:], "--out", "single") == 0
     assert ft.load_run(next((folder / "single").iterdir())).experiment == runs[0].experiment

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from fedtailor.core.code_reference import PARTS, find_references, is_reference, short_name
+from fedtailor.core.untrusted_input import check_settings
 from fedtailor.data.datasets import Data
 from fedtailor.errors import FedTailorError, RunError
 from fedtailor.experiments.experiment import Experiment, make_experiment
@@ -100,6 +101,7 @@ def _run_command(run: Run) -> str:
 
 def _comparable(settings: Mapping[str, Any]) -> tuple[Experiment, dict[str, Any]]:
     """Return the experiment with these settings, and the settings of parts with own code, which is not imported."""
+    check_settings(settings, "The run")  # own code may accept any value, but a command must be safe to copy
     own = {part: _as_table(settings[part]) for part in PARTS if find_references({part: settings.get(part)})}
     experiment = make_experiment({name: value for name, value in settings.items() if name not in own})
     if "data" in own:
