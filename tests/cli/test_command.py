@@ -173,7 +173,7 @@ def test_compare_all_continues_after_failures(
         main()
     captured = capsys.readouterr()
     assert stop.value.code == 1
-    assert "broken-seed0 failed: RuntimeError: out of order" in captured.err
+    assert "Broken-seed0 failed: RuntimeError: out of order" in captured.err
     assert "unfit failed: Unfit needs a model of another kind." in captured.err
     assert {path.name for path in (tmp_path / "all").iterdir()} >= {f"{n}-seed0" for n in ("local", "fedavg", "fedper")}
     rows = re.findall(r"^ *(Local training|FedAvg|FedPer|FedBN|Broken|Unfit) +\d+\.\d", captured.out, re.MULTILINE)
@@ -187,6 +187,9 @@ def test_compare_all_continues_after_failures(
         ("compare fedavg --all", "either method names or --all, not both"),
         ("list methods fedproxx", "did you mean 'fedprox'?"),
         ("run --method fedavgg", "There is no method 'fedavgg'; did you mean 'fedavg'?"),
+        ("run --method nowhere:Mine", "There is no module 'nowhere' in the current folder"),
+        ("compare fedavg nowhere:Mine", "There is no module 'nowhere' in the current folder"),
+        ("list methods nowhere:Mine", "There is no module 'nowhere' in the current folder"),
         ("run --method fedavg --method.rl 1", "There is no field of fedavg 'rl'; did you mean 'lr'?"),
         ("run --network lenett5", "did you mean 'lenet5'?"),
         ("run --network lenet5", "lenet5 needs images of at least 28×28"),

@@ -50,6 +50,7 @@ def test_flags_take_precedence_over_the_file() -> None:
         parse_overrides(["--method.mu", "0.7", "--rounds", "9", "--data", "mnist"]).apply_to(tomllib.loads(TOML))
     )
     assert experiment.method == ft.methods.FedProx(mu=0.7)
+    assert isinstance(experiment.data, Data)
     assert (experiment.rounds, experiment.data.name, experiment.data.clients) == (9, "mnist", 6)
 
 
@@ -139,7 +140,7 @@ def test_held_out_clients_are_saved_as_they_were_given(text: str, value: Any, tm
     assert experiment.held_out_clients == value and type(experiment.held_out_clients) is type(value)
     run = experiment.run(folder=tmp_path)
     saved = make_experiment(read_experiment_file(tmp_path / "experiment.toml"))
-    assert saved.held_out_clients == value and saved.data.common_test == 0.1
+    assert saved.held_out_clients == value and isinstance(saved.data, Data) and saved.data.common_test == 0.1
     assert len(run.held_out_clients) == {"2": 2, "0.25": 1, "1,3": 2, "[3]": 1, "none": 0}[text]
 
 

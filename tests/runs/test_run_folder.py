@@ -140,12 +140,12 @@ def test_run_folder_describes_inner_method(net: nn.Module, tmp_path: Path) -> No
 
     ft.simulate(Wrapper(scale=np.float32(0.5)), net, tiny_federation(), rounds=1, folder=tmp_path)  # type: ignore[arg-type]
     method = ft.load_run(tmp_path).experiment["method"]
-    assert method["name"] == "wrapper" and method["scale"] == 0.5
+    assert method["name"].endswith(".<locals>.Wrapper") and method["scale"] == 0.5
     assert method["inner"]["name"] == "fedprox" and method["inner"]["mu"] == 0.3
 
 
 def test_experiment_of_custom_arrays_cannot_be_repeated(net: nn.Module, tmp_path: Path) -> None:
     """A run with custom arrays must not be silently repeated on a built-in data set."""
     saved_run(tmp_path, "fedavg", net)
-    with pytest.raises(ft.FedTailorError, match="There is no"):
-        make_experiment(read_experiment_file(tmp_path / "experiment.toml"))
+    with pytest.raises(ft.FedTailorError, match="There is no data set 'own data'"):
+        make_experiment(read_experiment_file(tmp_path / "experiment.toml") | {"network": "mlp"})

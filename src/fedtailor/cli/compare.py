@@ -8,11 +8,13 @@ import typer
 
 from fedtailor.cli.console import print_failures, print_line, print_on_interrupt
 from fedtailor.cli.show import print_comparison
+from fedtailor.core.code_reference import is_reference, short_name
 from fedtailor.errors import ConfigError, unknown_name
 from fedtailor.experiments.compare import compare as compare_methods
 from fedtailor.experiments.experiment import make_experiment
 from fedtailor.experiments.overrides import Overrides, parse_overrides
-from fedtailor.experiments.parsing import field_help
+from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent, check_distinct_names, parse_consent
+from fedtailor.experiments.own_parts import part_types
 from fedtailor.methods import METHODS
 from fedtailor.runs.writer import unused_folder
 from fedtailor.training.config import TrainingConfig
@@ -33,8 +35,9 @@ def compare(ctx: typer.Context) -> None:
     --out is the folder for the runs. The same command with --out continues an
     interrupted comparison. If a run fails, the others continue.
     """
-    given = _SWITCHES.intersection(ctx.args)
-    flags = parse_overrides([word for word in ctx.args if word not in _SWITCHES])
+    words, consent = parse_consent("compare", ctx.args)
+    given = _SWITCHES.intersection(words)
+    flags = parse_overrides([word for word in words if word not in _SWITCHES])
     out_folder, target = flags.pop("out", ""), flags.settings.pop("target", None)
     seeds = flags.pop_list("seeds", int, [0])
     if "seed" in flags.settings:
@@ -46,9 +49,10 @@ def compare(ctx: typer.Context) -> None:
     federated = [name for name in METHODS if name != "centralized"]
     names = ["local", *(federated if "--all" in given else flags.positional)]
     names = list(dict.fromkeys([*names, *(["centralized"] if "--centralized" in given else [])]))
-    experiments = [make_experiment(method_settings(name, names, flags)) for name in names]
+    check_distinct_names(names)
+    experiments = [make_experiment(method_settings(name, names, flags, consent), consent) for name in names]
     local = experiments[0]
-    folder = Path(out_folder or unused_folder(Path("runs"), f"compare-{local.data.name}"))
+    folder = Path(out_folder or unused_folder(Path("runs"), f"compare-{short_name(local.data.name)}"))
     config = {f.name: getattr(local, f.name) for f in fields(TrainingConfig) if f.name != "seed"}
     with print_on_interrupt(f"To continue the comparison, run the same command with --out {folder}"):
         result = compare_methods(
@@ -63,20 +67,23 @@ def compare(ctx: typer.Context) -> None:
         raise typer.Exit(1)
 
 
-def method_settings(name: str, names: list[str], flags: Overrides) -> dict[str, Any]:
-    """Return the settings of one of several methods: the common ones, and the ones set for this method only."""
-    if name not in METHODS:
+def method_settings(name: str, names: list[str], flags: Overrides, consent: CodeConsent = NO_CONSENT) -> dict[str, Any]:
+    """Return the settings of one of several methods: the common ones, and the ones set for this method only, by its
+    name or by the name of the user's own class."""
+    fields = {other: part_types("method", other, consent) for other in names}
+    if name not in METHODS and not is_reference(name):
         raise unknown_name("method", name, METHODS)
     settings = flags.apply_to({})
-    specific = {other: settings.pop(other, {}) for other in names}[name]
+    specific = {other: settings.pop(short_name(other), {}) for other in names}[name]
     common = settings.pop("method", {})
     if not isinstance(specific, dict):
-        raise ConfigError(f"--{name} takes no value. Set one of its fields, such as --{name}.lr 0.1.")
+        label = short_name(name)
+        raise ConfigError(f"--{label} takes no value. Set one of its fields, such as --{label}.lr 0.1.")
     if not isinstance(common, dict):
         raise ConfigError("compare takes method names without a flag, such as fedtailor compare fedavg fedper.")
-    known = {field for other in names if other in METHODS for field in field_help(METHODS[other])}
+    known = [field for other in names for field in fields[other]]
     for setting in common:
         if setting not in known:
-            raise unknown_name("field of these methods", setting, known)
-    shared = {key: value for key, value in common.items() if key in field_help(METHODS[name])}
+            raise unknown_name("field of these methods", setting, dict.fromkeys(known))
+    shared = {key: value for key, value in common.items() if key in fields[name]}
     return settings | {"method": {"name": name} | shared | specific}

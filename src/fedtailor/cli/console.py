@@ -28,7 +28,9 @@ def run_with_progress(
     def start(on_round_end: OnRoundEnd) -> Run:
         if not is_run_folder(folder):
             return experiment.run(load(), on_round_end=on_round_end, folder=folder)
-        return load_or_continue(folder, fed=None if is_finished(folder) else load(), on_round_end=on_round_end)
+        fed = None if is_finished(folder) else load()
+        model = None if fed is None else experiment.model(fed)
+        return load_or_continue(folder, method=experiment.method, model=model, fed=fed, on_round_end=on_round_end)
 
     return show_progress(start, folder, label, experiment.num_rounds, display)
 

@@ -1,7 +1,8 @@
 """The commands export and predict."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -9,6 +10,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedtailor.cli import console
+from fedtailor.cli.own_code import AllowCode, OwnData, OwnMethod, OwnNetwork
 from fedtailor.errors import ConfigError
 from fedtailor.runs.files import safe_file_name
 from fedtailor.runs.run import method_label
@@ -30,10 +32,15 @@ def export(
     moment: _Moment = "trained",
     inputs: Annotated[str | None, typer.Option(help="the dtype of the inputs, such as uint8, if not the run's")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the file to write; with --all, a new folder")] = None,
+    method: OwnMethod = None,
+    network: OwnNetwork = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Export a client's personal model as safetensors (a state_dict), ONNX, or a PyTorch exported program.
 
     The written file is read back, and its outputs must match those of the model.
+    If the method or the network is your own code, name it again or pass
+    --allow-code.
     """
     from fedtailor.export.personal_model import load_all_personal, load_personal
     from fedtailor.export.writers import client_file_name, export_model, export_models, require_personal
@@ -43,13 +50,14 @@ def export(
     suffix = "" if out is None or all_clients else out.suffix.removeprefix(".")
     format = format or suffix or "safetensors"
     moment_suffix = "" if moment == "trained" else f"-{moment}"
+    own: dict[str, Any] = {"method": method, "model": network, "allow_code": allow_code}
     if all_clients:
         folder = out or Path(f"{run.resolve().name}-models{moment_suffix}")
-        export_models(load_all_personal(run, moment), folder, format, input_dtype=inputs)
+        export_models(load_all_personal(run, moment, **own), folder, format, input_dtype=inputs)
         count = len([*folder.iterdir()])
         typer.echo(f"Saved the models of all {count} clients in {folder}; their outputs match the run.")
         return
-    model = load_personal(run, client, moment)
+    model = load_personal(run, client, moment, **own)
     info = require_personal(model, None).info
     path = out or Path(f"{safe_file_name(info.run)}-client-{client_file_name(info)}{moment_suffix}.{format}")
     export_model(model, path, format, input_dtype=inputs)
@@ -72,10 +80,16 @@ def predict(
         Path | None,
         typer.Option("--out", "-o", help="save all predictions as .csv or .npz; with --all: .csv, .parquet"),
     ] = None,
+    method: OwnMethod = None,
+    network: OwnNetwork = None,
+    data: OwnData = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Make predictions for the samples in a file with a client's personal model.
 
     With --all, save the predictions of all clients' personal models in one file.
+    If the method, the network, or the data are your own code, name them again
+    or pass --allow-code.
     """
     from fedtailor.export.personal_model import load_personal
     from fedtailor.export.prediction import predict as predict_file
@@ -83,10 +97,12 @@ def predict(
     if out is not None and file is not None and out.exists() and out.samefile(file):
         raise ConfigError(f"'{out}' contains the samples. Choose another file with --out.")
     if all_clients:
-        return _predict_all(run, file, client, moment, out)
+        own: dict[str, Any] = {"method": method, "model": network, "fed": data, "allow_code": allow_code}
+        return _predict_all(run, file, client, moment, out, own)
     if file is None:
         raise ConfigError("predict needs a file of samples, or --all for all clients and their test samples.")
-    predictions = predict_file(load_personal(run, client, moment), file)
+    model = load_personal(run, client, moment, method=method, model=network, allow_code=allow_code)
+    predictions = predict_file(model, file)
     if out is not None:
         predictions.save(out)
     console.out.print(_predictions_table(predictions))
@@ -98,14 +114,16 @@ def predict(
     return None
 
 
-def _predict_all(run: Path, file: Path | None, client: int | None, moment: str, out: Path | None) -> None:
+def _predict_all(
+    run: Path, file: Path | None, client: int | None, moment: str, out: Path | None, own: Mapping[str, Any]
+) -> None:
     from fedtailor.export.client_predictions import predict_clients, save_predictions
 
     if client is not None:
         raise ConfigError("predict takes either --client or --all, not both.")
     if out is None:
         raise ConfigError("predict --all saves its predictions in a file; add --out predictions.csv, or .parquet.")
-    count = save_predictions(predict_clients(run, file, moment), out)
+    count = save_predictions(predict_clients(run, file, moment, **own), out)
     samples = "their test samples" if file is None else f"the samples in {file}"
     console.print_line(f"Saved {count:,} predictions of all clients for {samples} to {out}")
 

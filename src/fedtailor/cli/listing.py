@@ -9,8 +9,10 @@ from rich.table import Column, Table
 
 from fedtailor.analysis.tables import new_table
 from fedtailor.cli.console import out, print_line
+from fedtailor.core.code_reference import is_reference
 from fedtailor.data.datasets import DATASETS, OWN_DATA
 from fedtailor.errors import unknown_name
+from fedtailor.experiments.own_code import CodeConsent
 from fedtailor.experiments.parsing import field_help
 from fedtailor.methods import METHODS
 from fedtailor.methods.catalog import catalog
@@ -28,12 +30,13 @@ def list_(
 ) -> None:
     """List the available methods, data sets, or networks.
 
-    fedtailor list methods fedprox shows the fields of one method.
+    fedtailor list methods fedprox shows the fields of one method, also of your own
+    (my_module:MyMethod).
     """
     if what == "methods" and name:
-        if name not in METHODS:
+        method = CodeConsent(everything=True).load_method("method", name) if is_reference(name) else METHODS.get(name)
+        if method is None:
             raise unknown_name("method", name, METHODS)
-        method = METHODS[name]
         out.print(_table("method", {name: (method.__doc__ or "", field_help(method))}, title=method.class_title()))
     elif what == "methods":
         out.print(_methods_table())
@@ -67,6 +70,9 @@ def flags_help(what: str, parts: Mapping[str, type[Any]], hidden: Sequence[str] 
                 name = ".".join(filter(None, [prefix, field.replace("_", "-")]))
                 lines += [f"--{name}{f' ({default})' if default not in ('', 'None') else ''}  {text}", ""]
     lines += ["--method NAME, --method.FIELD, --network NAME, --network.FIELD: see fedtailor list methods|networks"]
+    if "data" in parts:
+        lines += ["", "NAME can be your own code, such as my_module:MyMethod, also with --data; FIELD is its argument."]
+        lines += ["", "--allow-code  import code that only a file names"]
     return "\n".join(lines)
 
 

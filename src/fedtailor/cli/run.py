@@ -1,5 +1,6 @@
 """The commands run and resume."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +13,12 @@ from fedtailor.cli.console import (
     run_with_progress,
     show_progress,
 )
+from fedtailor.cli.own_code import AllowCode, OwnData, OwnMethod, OwnNetwork
+from fedtailor.core.code_reference import short_name
 from fedtailor.errors import ConfigError
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import parse_overrides
+from fedtailor.experiments.own_code import parse_consent
 from fedtailor.experiments.resume import load_or_continue
 from fedtailor.progress import ProgressDisplay
 from fedtailor.runs.reader import planned_rounds
@@ -30,25 +34,36 @@ def run(ctx: typer.Context) -> None:
     From flags: fedtailor run --method fedavg --data digits --rounds 20
     The run is saved in a new folder inside --out (runs).
     """
-    flags = parse_overrides(ctx.args)
+    words, consent = parse_consent("run", ctx.args)
+    flags = parse_overrides(words)
     folder = Path(flags.pop("out", "runs"))
     if len(flags.positional) > 1:
         raise ConfigError(f"run takes one experiment file, got {len(flags.positional)}.")
     base = read_experiment_file(Path(flags.positional[0])) if flags.positional else {}
-    experiment = make_experiment(flags.apply_to(base))
-    folder = unused_folder(folder, f"{_folder_name(experiment)}-{experiment.data.name}")
+    experiment = make_experiment(flags.apply_to(base), consent)
+    folder = unused_folder(folder, f"{_folder_name(experiment)}-{short_name(experiment.data.name)}")
     with ProgressDisplay() as display:
         finished = run_with_progress(experiment, experiment.load, folder, _progress_label(experiment), display)
     _print_run(finished)
 
 
-def resume(folder: Annotated[Path, typer.Argument(help="the run folder")]) -> None:
-    """Resume an interrupted run from its last checkpoint. A finished run is only shown."""
+def resume(
+    folder: Annotated[Path, typer.Argument(help="the run folder")],
+    method: OwnMethod = None,
+    network: OwnNetwork = None,
+    data: OwnData = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Resume an interrupted run from its last checkpoint. A finished run is only shown.
+
+    If the method, the network, or the data are your own code, name them again
+    or pass --allow-code.
+    """
+    start = partial(load_or_continue, folder, method=method, model=network, fed=data, allow_code=allow_code)
     with ProgressDisplay() as display:
         finished = show_progress(
-            lambda on_round_end: load_or_continue(folder, on_round_end=on_round_end),
-            folder, folder.name, planned_rounds(folder), display,
-        )  # fmt: skip
+            lambda call: start(on_round_end=call), folder, folder.name, planned_rounds(folder), display
+        )
     _print_run(finished)
 
 

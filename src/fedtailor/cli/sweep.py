@@ -19,12 +19,14 @@ from fedtailor.cli.show import show_sweep
 from fedtailor.data.datasets import Data
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError
+from fedtailor.experiments.own_code import parse_consent
+from fedtailor.experiments.own_parts import OwnData
 from fedtailor.experiments.sweep import Sweep, check_can_resume, open_sweep_folder, parse_sweep
 from fedtailor.experiments.tuning import Outcome, make_outcome
 from fedtailor.progress import ProgressDisplay
 from fedtailor.runs.reader import check_same_experiment, is_finished, is_run_folder
 
-_Loaders = dict[tuple[Data, int | None], Callable[[], Federation]]  # (data settings, seed) -> loader
+_Loaders = dict[tuple[Data | OwnData, int | None], Callable[[], Federation]]  # (data settings, seed) -> loader
 
 
 def sweep(ctx: typer.Context) -> None:
@@ -40,7 +42,8 @@ def sweep(ctx: typer.Context) -> None:
     sweep and accepts additional values. If a run fails, the others continue.
     --dry-run only lists the runs.
     """
-    requested = parse_sweep([word for word in ctx.args if word != "--dry-run"])
+    words, consent = parse_consent("sweep", [word for word in ctx.args if word != "--dry-run"])
+    requested = parse_sweep(words, consent)
     folder = requested.choose_folder()
     check_can_resume(folder, requested.plan)
     if "--dry-run" in ctx.args:

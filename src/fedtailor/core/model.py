@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedtailor.core.code_reference import reference_to
 from fedtailor.core.functional_layers import BatchNorm, Dropout, join_path, make_functional
 from fedtailor.core.metrics import Metric, MetricFunction, accuracy, as_metric, auc, macro_f1
 from fedtailor.core.trees import Params
@@ -323,7 +325,7 @@ def wrap(
         default_metrics if metrics is None else own,
         metrics_are_default=metrics is None,
         build=build,
-        description={"name": type(original).__name__},
+        description={"name": reference_to(_origin(module, original))},
         parts=parts or {},
     )
     for part in parts or {}:
@@ -361,6 +363,12 @@ def _build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ConfigError(f"The function that builds the model must return an nn.Module, got {module!r}.")
     return module
+
+
+def _origin(module: Any, built: nn.Module) -> type[Any] | Callable[..., Any]:
+    """Return the class or function that names a model: the one passed to `wrap`, or else the class of the module."""
+    is_named = isinstance(module, type | FunctionType) and module.__name__ != "<lambda>"
+    return module if is_named else type(built)
 
 
 class _HeadReached(Exception):

@@ -14,6 +14,7 @@ from fedtailor.core.model import Model
 from fedtailor.core.untrusted_input import check_settings, is_printable, read_toml
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DeployError
+from fedtailor.experiments.own_code import CodeConsent
 from fedtailor.experiments.parsing import build_dataclass, build_named
 from fedtailor.methods import METHODS, FedAvg
 from fedtailor.networks import NETWORKS, network
@@ -131,8 +132,9 @@ def make_deployment(settings: Mapping[str, Any]) -> Deployment:
     """
     check_settings(settings, "The deployment")
     rest = dict(settings)
-    parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg")}
-    parts["network"] = build_named("network", rest.pop("network", {}), NETWORKS, "mlp")
+    built_in = CodeConsent(how="a deployment takes only built-in methods and networks")
+    parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg", built_in)}
+    parts["network"] = build_named("network", rest.pop("network", {}), NETWORKS, "mlp", built_in)
     deployment: Deployment = build_dataclass(Deployment, rest | parts, "the deployment")
     return deployment
 

@@ -18,10 +18,11 @@ from typing import Annotated, Any
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model
 from fedtailor.core.untrusted_input import check_settings, read_toml
-from fedtailor.data.datasets import DATASETS, Data, known_data
+from fedtailor.data.datasets import DATASETS, Data
 from fedtailor.data.federation import Federation
-from fedtailor.errors import unknown_name
-from fedtailor.experiments.parsing import NestedSettings, build_dataclass, build_named, named_settings
+from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent
+from fedtailor.experiments.own_parts import OwnData, OwnNetwork, build_data, build_network
+from fedtailor.experiments.parsing import NestedSettings, build_dataclass, build_named
 from fedtailor.methods import METHODS, FedAvg
 from fedtailor.networks import NETWORKS, network
 from fedtailor.networks.layers import Network
@@ -36,8 +37,8 @@ class Experiment(TrainingConfig):
     """All settings of a run."""
 
     method: Method = field(default_factory=FedAvg)
-    data: Data = field(default_factory=Data)
-    network: Annotated[Network | None, "None: the data set's default"] = None
+    data: Data | OwnData = field(default_factory=Data)
+    network: Annotated[Network | OwnNetwork | None, "None: the data set's default"] = None
 
     def load(self) -> Federation:
         """Return the federation; the split uses the run's seed unless `data.seed` is set."""
@@ -66,6 +67,8 @@ class Experiment(TrainingConfig):
         if self.network is None:
             dataset = DATASETS.get(self.data.name)
             return network(_default_network(fed) if dataset is None else dataset.network, fed)
+        if isinstance(self.network, OwnNetwork):
+            return self.network.model(fed)
         name = next(name for name, kind in NETWORKS.items() if isinstance(self.network, kind))
         return network(name, fed, **vars(self.network))
 
@@ -75,20 +78,18 @@ def read_experiment_file(path: Path) -> dict[str, Any]:
     return read_toml(path, "The experiment")
 
 
-def make_experiment(settings: NestedSettings) -> Experiment:
-    """Return an experiment from nested settings, as in a TOML file.
+def make_experiment(settings: NestedSettings, consent: CodeConsent = NO_CONSENT) -> Experiment:
+    """Return an experiment from nested settings, as in a TOML file. Own code that they name is imported only with the
+    user's consent.
 
     >>> make_experiment({"rounds": 5, "method": {"name": "ditto", "lam": 0.5}}).method
     Ditto(lr=0.1, epochs=2, momentum=0.0, weight_decay=0.0, lam=0.5)
     """
     check_settings(settings, "The experiment")
     rest = dict(settings)
-    parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg")}
-    parts["network"] = build_named("network", rest.pop("network", {}), NETWORKS, None)
-    data = named_settings("data", rest.pop("data", {}), "digits")
-    if data["name"] not in known_data():
-        raise unknown_name("data set", data["name"], known_data())
-    parts["data"] = build_dataclass(Data, data, data["name"], "data")
+    parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg", consent)}
+    parts |= {"network": build_network(rest.pop("network", {}), consent)}
+    parts |= {"data": build_data(rest.pop("data", {}), consent)}
     experiment: Experiment = build_dataclass(Experiment, rest | parts, "the experiment")
     return experiment
 

@@ -10,10 +10,13 @@ from math import prod
 from typing import Any, get_args, get_origin, get_type_hints
 
 from fedtailor.analysis.formatting import format_value
+from fedtailor.core.code_reference import short_name
 from fedtailor.data.datasets import Data
 from fedtailor.errors import ConfigError, FedTailorError
 from fedtailor.experiments.experiment import Experiment, make_experiment
 from fedtailor.experiments.overrides import Overrides, parse_overrides
+from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent, check_distinct_names
+from fedtailor.experiments.own_parts import OwnData, OwnPart, part_types
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.runs.files import safe_file_name
@@ -29,7 +32,7 @@ _CLASSES: dict[str, list[type[Any]]] = {
     "channel": [Channel],
     "network": [*NETWORKS.values()],
 }
-_NAMED_PARTS: dict[str, Mapping[str, type[Any]]] = {"method": METHODS, "network": NETWORKS, "method.inner": METHODS}
+_NAMED_PARTS = ("method", "network", "data", "method.inner")
 Axes = Mapping[str, list[Any]]  # dotted name of a setting -> its values
 Values = Mapping[str, Any]  # axis -> value, without fields that the method does not have
 
@@ -39,7 +42,7 @@ class Point:
     """One run of a sweep."""
 
     label: str  # name of its folder
-    method: str  # registry key
+    method: str  # registry key, or a reference to the user's own class
     values: Values
     experiment: Experiment
 
@@ -49,7 +52,7 @@ class Point:
         return str({axis: value for axis, value in self.values.items() if axis not in REPEATS})
 
     @property
-    def data_key(self) -> tuple[Data, int | None]:
+    def data_key(self) -> tuple[Data | OwnData, int | None]:
         """The settings of the data, and the seed if the split depends on it; equal keys mean equal data."""
         data = self.experiment.data
         return data, self.experiment.seed if data.seed is None else None
@@ -66,13 +69,14 @@ def short_names(axes: Sequence[str]) -> dict[str, str]:
 
 
 def value_label(axis: str, value: Any) -> str:
-    """Return a value of an axis for tables and sentences: a method by its proper name.
+    """Return a value of an axis for tables and sentences: a method by its proper name, own code without its module.
 
-    >>> value_label("method", "selffl"), value_label("method.lr", 0.1)
-    ('Self-FL', '0.1')
+    >>> value_label("method", "selffl"), value_label("method.lr", 0.1), value_label("network", "my_module:MyNet")
+    ('Self-FL', '0.1', 'MyNet')
     """
     kind = METHODS.get(str(value)) if axis in ("method", "method.inner") else None
-    return format_value(value) if kind is None else kind.class_title()
+    text = short_name(value) if axis in _NAMED_PARTS and isinstance(value, str) else format_value(value)
+    return text if kind is None else kind.class_title()
 
 
 def parse_grid(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
@@ -87,12 +91,15 @@ def parse_grid(words: Sequence[str]) -> tuple[list[str], dict[str, list[Any]]]:
     return files, given
 
 
-def find_axes(given: Axes, base: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+def find_axes(
+    given: Axes, base: Mapping[str, Any], consent: CodeConsent = NO_CONSENT
+) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     """Return the flags with several values, the seed last, and the flags with one value. For a field that is a list,
     commas separate the elements of one value, and several values need several flags."""
     axes, single = dict[str, list[Any]](), dict[str, Any]()
+    named = _named_types(given, base, consent)
     for name, found in given.items():
-        is_list = _takes_list(name)
+        is_list = _takes_list(name, named)
         values = found if is_list else [v for value in found for v in (value if isinstance(value, list) else [value])]
         if not values or "" in values:
             raise ConfigError(
@@ -106,31 +113,49 @@ def find_axes(given: Axes, base: Mapping[str, Any]) -> tuple[dict[str, list[Any]
     return axes | {"seed": seeds}, single
 
 
-def _takes_list(name: str) -> bool:
-    """Return whether a field can be a list; fields with the same name agree about it in all methods."""
+def _named_types(given: Axes, base: Mapping[str, Any], consent: CodeConsent) -> dict[str, list[Mapping[str, Any]]]:
+    """Return part -> the types of the settings of each method, network, or data set that the sweep names."""
+    found = dict[str, list[Mapping[str, Any]]]()
+    for part in _NAMED_PARTS:
+        before = _part(base, part)
+        names = [before.get("name") if isinstance(before, Mapping) else before]
+        names += [name for value in given.get(part, []) for name in (value if isinstance(value, list) else [value])]
+        for name in dict.fromkeys(name for name in names if isinstance(name, str)):
+            found.setdefault(part.partition(".")[0], []).append(part_types(part, name, consent))
+    return found
+
+
+def _takes_list(name: str, named: Mapping[str, list[Mapping[str, Any]]]) -> bool:
+    """Return whether a field can be a list; fields with the same name agree about it in all built-in methods."""
     *part, field = name.split(".")
-    kinds = _CLASSES.get(part[0], []) if part else [Experiment]
-    if part and part[0] in ("method", *METHODS):
-        kinds = [*METHODS.values()]
-    return any(_is_list(get_type_hints(kind)[field]) for kind in kinds if field in {f.name for f in fields(kind)})
+    first = part[0] if part else ""
+    root = first if first in (*_CLASSES, "") else "method"
+    kinds = _CLASSES.get(root, [*METHODS.values()]) if part else [Experiment]
+    types = [known[field] for known in named.get(root, []) if field in known]
+    types = types or [get_type_hints(kind)[field] for kind in kinds if field in {f.name for f in fields(kind)}]
+    return any(map(_is_list, types))
 
 
 def _is_list(hint: Any) -> bool:
     return get_origin(hint) in (list, tuple) or any(map(_is_list, get_args(hint)))
 
 
-def make_points(axes: Axes, single: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[list[Point], dict[str, str]]:
+def make_points(
+    axes: Axes, single: Mapping[str, Any], base: Mapping[str, Any], consent: CodeConsent = NO_CONSENT
+) -> tuple[list[Point], dict[str, str]]:
     """Return all points of the grid, and label -> error message of invalid ones; raise an error if all are invalid."""
     if (runs := prod(map(len, axes.values()))) > _MAX_RUNS:
         raise ConfigError(f"The grid has {runs:,} runs, but at most {_MAX_RUNS:,} are allowed; remove some values.")
+    for part in _NAMED_PARTS:
+        check_distinct_names([name for name in axes.get(part, []) if isinstance(name, str)])
     points, invalid = dict[str, Point](), dict[str, str]()
     for seed in axes["seed"]:
         for values in product(*([seed] if axis == "seed" else found for axis, found in axes.items())):
             here = dict(zip(axes, values, strict=True))
-            settings = _settings({**single, **here}, axes, base)
+            settings = _settings({**single, **here}, axes, base, consent)
             paths = _paths(axes, settings)
             try:
-                experiment = make_experiment(settings)
+                experiment = make_experiment(settings, consent)
             except FedTailorError as error:
                 raw = {axis: here[axis] for axis in paths}
                 invalid.setdefault(_label(_method(settings), axes, raw), str(error))
@@ -146,33 +171,33 @@ def make_points(axes: Axes, single: Mapping[str, Any], base: Mapping[str, Any]) 
     return [point for group in groups.values() for point in group], invalid
 
 
-def _settings(flags: Mapping[str, Any], axes: Axes, base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested settings of one point; each method and network gets only the fields that it has."""
-    own = {name: value for name, value in flags.items() if name.partition(".")[0] in METHODS}
+def _settings(flags: Mapping[str, Any], axes: Axes, base: Mapping[str, Any], consent: CodeConsent) -> dict[str, Any]:
+    """Return the nested settings of one point; each method, network, and data set gets only the fields that it has."""
+    labels = {short_name(str(name)) for name in axes.get("method", [flags.get("method", _method(base))])}
+    own = {name: value for name, value in flags.items() if name.partition(".")[0] in (*METHODS, *labels)}
     settings = Overrides([], {name: value for name, value in flags.items() if name not in own}).apply_to(base)
-    for part, kinds in _NAMED_PARTS.items():
+    for part in _NAMED_PARTS:
         found, names = _part(settings, part), axes.get(part, [])
-        known = {f.name for name in names if name in kinds for f in fields(kinds[name])}
-        if isinstance(found, dict) and found.get("name") in kinds:
-            had = {"name", *(f.name for f in fields(kinds[found["name"]]))}
-            for field in [field for field in found if field not in had and field in known]:
+        known = {field for name in names for field in part_types(part, str(name), consent)}
+        if isinstance(found, dict) and (had := part_types(part, str(found.get("name")), consent)):
+            for field in [field for field in found if field != "name" and field not in had and field in known]:
                 del found[field]
     for name, value in own.items():
         method, _, field = name.partition(".")
         if not field:
             raise ConfigError(f"--{method} needs a field, such as --{method}.lr 0.1.")
-        if method not in axes.get("method", [_method(settings)]):
+        if method not in labels:
             raise ConfigError(
                 f"--{name} is invalid: {method} is not in the sweep; add it with --method fedavg,{method}."
             )
-        if method == _method(settings):
+        if method == short_name(_method(settings)):
             settings = Overrides([], {f"method.{field}": value}).apply_to(settings)
     return settings
 
 
 def _paths(axes: Axes, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return axis -> path of its value in the settings, for the axes that this method and network have."""
-    found, method = dict[str, str](), _method(settings)
+    found, method = dict[str, str](), short_name(_method(settings))
     for axis in axes:
         first, _, field = axis.partition(".")
         overridden = first == "method" and field and f"{method}.{field}" in axes  # the more specific flag wins
@@ -197,11 +222,12 @@ def _method(settings: Mapping[str, Any]) -> str:
 
 def _value(experiment: Experiment, path: str, given: Any) -> Any:
     """Return the validated value, such as 1.0 for 1 in a float field; a part is represented by its name."""
-    if path in (*_NAMED_PARTS, "data") or path.endswith(".inner"):
+    if path in _NAMED_PARTS or path.endswith(".inner"):
         return given
     value: Any = experiment
     for part in path.split("."):
-        value = getattr(value, part)
+        is_argument = isinstance(value, OwnPart) and part in value.arguments
+        value = value.arguments[part] if is_argument else getattr(value, part)
     return "none" if value is None else list(value) if isinstance(value, tuple) else value
 
 
@@ -209,8 +235,9 @@ def _label(method: str, axes: Mapping[str, Any], values: Values) -> str:
     """Return the unique folder name of a run, which stays the same when values are added to the sweep."""
     names = short_names(list(axes))
     swept = {axis: format_value(value) for axis, value in values.items() if axis != "method"}
+    swept |= {axis: short_name(text) for axis, text in swept.items() if axis in _NAMED_PARTS}
     parts = [f"{names[axis].replace('.', '-')}{text}" for axis, text in swept.items()]
-    text = "-".join([method, *parts]).replace(",", "x")
+    text = "-".join([short_name(method), *parts]).replace(",", "x")
     word = safe_file_name(text)
     if word == text and len(word) <= _MAX_LABEL_LENGTH:
         return word

@@ -6,18 +6,22 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from pydantic import FailFast, TypeAdapter, ValidationError
+from pydantic import FailFast, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
+from fedtailor.core.code_reference import is_reference
 from fedtailor.core.fields import help_texts
 from fedtailor.core.method import Method
 from fedtailor.errors import ConfigError, unknown_name
+from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent
 from fedtailor.methods import METHODS
 
 NestedSettings = Mapping[str, Any]
 _MAX_INTEGER = 10**6  # of a method's fields (epochs, steps, widths), to bound time and memory
 
 
-def build_dataclass(kind: type[Any], values: NestedSettings, name: str, prefix: str = "") -> Any:
+def build_dataclass(
+    kind: type[Any], values: NestedSettings, name: str, prefix: str = "", consent: CodeConsent = NO_CONSENT
+) -> Any:
     """Return an instance of a dataclass from named values, each validated against the type of its field."""
     hints, known = get_type_hints(kind), [f.name for f in fields(kind)]
     made = {}
@@ -31,22 +35,30 @@ def build_dataclass(kind: type[Any], values: NestedSettings, name: str, prefix: 
             made[key] = build_dataclass(hints[key], value, key, key)
             continue
         if hints[key] is Method:
-            made[key] = build_named(f"{prefix}.{key}", value, METHODS, None)
+            made[key] = build_named(f"{prefix}.{key}", value, METHODS, None, consent)
             continue
-        if str(value).lower() == "none" and NoneType in get_args(hints[key]):  # as flags write it
-            value = None
-        if isinstance(value, (int, float)) and _is_list(hints[key]):
-            value = [value]  # a list of one, as the command writes it
-        try:
-            made[key] = TypeAdapter(_fail_fast(hints[key], value)).validate_python(value)
-        except ValidationError as error:
-            where = f"{prefix}.{key}" if prefix else key
-            raise ConfigError(
-                f"{where} cannot be {reprlib.repr(value)}: {error.errors()[0]['msg'].lower()}."
-            ) from error
+        made[key] = parse_value(hints[key], value, f"{prefix}.{key}" if prefix else key)
         if issubclass(kind, Method) and isinstance(made[key], int) and abs(made[key]) > _MAX_INTEGER:
             raise ConfigError(f"{prefix}.{key} must be at most {_MAX_INTEGER}, got {value}.")
     return kind(**made)
+
+
+def parse_value(hint: Any, value: Any, where: str) -> Any:
+    """Return a value as the type of its setting; `where` is the setting's name in error messages.
+
+    >>> parse_value(tuple[int, ...], 64, "network.hidden")
+    (64,)
+    """
+    if str(value).lower() == "none" and NoneType in get_args(hint):  # as flags write it
+        value = None
+    if isinstance(value, (int, float)) and _is_list(hint):
+        value = [value]  # a list of one, as the command writes it
+    try:
+        return TypeAdapter(_fail_fast(hint, value)).validate_python(value)
+    except PydanticSchemaGenerationError:  # a type that only users' own code has
+        return value
+    except ValidationError as error:
+        raise ConfigError(f"{where} cannot be {reprlib.repr(value)}: {error.errors()[0]['msg'].lower()}.") from error
 
 
 def _is_list(hint: Any) -> bool:
@@ -66,15 +78,22 @@ def _fail_fast(hint: Any, value: Any) -> Any:
     return _fail_fast(lists[0], value) if lists else hint
 
 
-def build_named(part: str, given: Any, known: Mapping[str, type[Any]], default: str | None) -> Any:
-    """Return an instance of one of the known classes from its name and fields; None if no name is given."""
+def build_named(
+    part: str, given: Any, known: Mapping[str, type[Any]], default: str | None, consent: CodeConsent = NO_CONSENT
+) -> Any:
+    """Return an instance of one of the known classes, or of a method of the user's own, from its name and fields; None
+    if no name is given."""
     settings = named_settings(part, given, default)
     name = settings.pop("name", None)
     if name is None and settings:
         raise ConfigError(f"The {part} has fields but no name; add {part}.name, one of {', '.join(known)}.")
-    if name is not None and name not in known:
+    if name is None:
+        return None
+    if is_reference(name):
+        return build_dataclass(consent.load_method(part, name), settings, name, part, consent)
+    if name not in known:
         raise unknown_name(part, name, known)
-    return None if name is None else build_dataclass(known[name], settings, name, part)
+    return build_dataclass(known[name], settings, name, part, consent)
 
 
 def field_help(kind: type[Any]) -> dict[str, tuple[str, str]]:

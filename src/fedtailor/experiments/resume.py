@@ -1,17 +1,20 @@
 """Resume a run from its folder: rebuild method, network, and data, then continue training."""
 
 import logging
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedtailor.core.code_reference import PARTS, is_reference
 from fedtailor.core.method import Method
 from fedtailor.core.model import ModelLike, as_model
 from fedtailor.data.datasets import known_data
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DamagedRunError, RunError
 from fedtailor.experiments.experiment import Experiment, make_experiment
+from fedtailor.experiments.own_code import PYTHON_ARGUMENTS, CodeConsent, rename_part
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.runs.files import folder_lock
@@ -36,16 +39,18 @@ log = logging.getLogger("fedtailor")
 def resume(
     path: str | Path,
     *,
-    method: Method | None = None,
-    model: ModelLike | None = None,
-    fed: Federation | None = None,
+    method: Method | str | None = None,
+    model: ModelLike | str | None = None,
+    fed: Federation | str | None = None,
     on_round_end: Callable[[Record], None] | None = None,
     progress: bool = False,
+    allow_code: bool = False,
 ) -> Run:
     """Return the finished run of a folder: load it if it is complete, otherwise train its remaining rounds.
 
-    The result has the same bits as if the run had never stopped. Pass again what a folder cannot describe (a method, a
-    network, or arrays of your own); it must be what the run was started with. `on_round_end`, `progress`, and Ctrl-C
+    The result has the same bits as if the run had never stopped. Pass again what is your own (a method, a network, or
+    arrays): the object, or the name of its code, such as method="my_module:MyMethod". It must be what the run was
+    started with. With `allow_code`, all code that the folder names is imported. `on_round_end`, `progress`, and Ctrl-C
     are those of `ft.simulate`.
 
     >>> resume("nowhere")
@@ -55,7 +60,9 @@ def resume(
     folder = Path(path)
 
     def start(on_round_end: Callable[[Record], None] | None) -> Run:
-        return load_or_continue(folder, method=method, model=model, fed=fed, on_round_end=on_round_end)
+        return load_or_continue(
+            folder, method=method, model=model, fed=fed, on_round_end=on_round_end, allow_code=allow_code
+        )
 
     return run_interactively(start, on_round_end, progress, folder.name, planned_rounds(folder))
 
@@ -63,10 +70,11 @@ def resume(
 def load_or_continue(
     folder: Path,
     *,
-    method: Method | None = None,
-    model: ModelLike | None = None,
-    fed: Federation | None = None,
+    method: Method | str | None = None,
+    model: ModelLike | str | None = None,
+    fed: Federation | str | None = None,
     on_round_end: Callable[[Record], None] | None = None,
+    allow_code: bool = False,
 ) -> Run:
     """Return the finished run of a folder, like `resume`; an interruption always raises `Interrupted`."""
     if not is_run_folder(folder):
@@ -82,9 +90,10 @@ def load_or_continue(
         raise ConfigError(f"This run has deployed clients; resume it with: fedtailor deploy resume {folder.parent}.")
     with folder_lock(folder):
         checkpoint = newest_checkpoint(folder)  # first: it compares the folder's files with their checksums
-        experiment = _experiment(read_settings(folder), method, model, fed)
-        fed = fed or experiment.load()
-        model = experiment.model(fed) if model is None else as_model(model)
+        given = {"method": method, "network": model, "data": fed}
+        experiment = _experiment(folder, given, allow_code)
+        fed = fed if isinstance(fed, Federation) else experiment.load()
+        model = experiment.model(fed) if model is None or isinstance(model, str) else as_model(model)
         return continue_run(folder, experiment, experiment.method, model, fed, checkpoint, on_round_end)
 
 
@@ -99,26 +108,25 @@ def _no_run(folder: Path) -> str:
     return f"'{folder}' is a folder of runs with an unfinished run inside; {resume_hint(unfinished)}"
 
 
-def _experiment(
-    settings: dict[str, Any], method: Method | None, model: ModelLike | None, fed: Federation | None
-) -> Experiment:
-    """Return the experiment that a folder describes; arguments take precedence."""
-    given = {"method": method, "network": model, "data": fed}
-    known = {
-        "method": ("method", [*METHODS]),
-        "network": ("model", [*NETWORKS]),
-        "data": ("fed", known_data()),
-    }
-    for part, (argument, names) in known.items():
-        name = _innermost(settings[part]).get("name")
-        if given[part] is None and name not in names:
-            again = f"pass it again: ft.resume(path, {argument}=...)"
+def _experiment(folder: Path, given: Mapping[str, Any], allow_code: bool) -> Experiment:
+    """Return the experiment that a folder describes; the given parts, objects or names of code, take precedence."""
+    named = {part: value for part, value in given.items() if isinstance(value, str)}
+    objects = {part: value for part, value in given.items() if value is not None and part not in named}
+    settings = {name: value for name, value in read_settings(folder).items() if name not in objects}
+    settings |= {part: rename_part(part, settings[part], name) for part, name in named.items()}
+    known: dict[str, Collection[str]] = {"method": METHODS, "network": NETWORKS, "data": known_data()}
+    for part in PARTS:
+        name = str(_innermost(settings[part]).get("name")) if part in settings else ""
+        if part in settings and name not in known[part] and not is_reference(name):
+            again = f"pass it again: ft.resume(path, {PYTHON_ARGUMENTS[part]}=...)"
             raise ConfigError(f"The run's {part} '{name}' is not built in; {again}.")
-    experiment = make_experiment({name: value for name, value in settings.items() if given.get(name) is None})
-    return experiment if method is None else replace(experiment, method=method)
+    command = f"to import it, run: fedtailor resume {shlex.quote(str(folder))} --allow-code"
+    how = f"{command}, or pass it in Python: ft.resume(path, method=..., model=..., fed=...)"
+    experiment = make_experiment(settings, CodeConsent(frozenset(named.values()), allow_code, how))
+    return replace(experiment, method=objects["method"]) if "method" in objects else experiment
 
 
-def _innermost(part: dict[str, Any]) -> dict[str, Any]:
+def _innermost(part: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of the method that a wrapper method wraps."""
     inner = part.get("inner")
-    return _innermost(inner) if isinstance(inner, dict) else part
+    return _innermost(inner) if isinstance(inner, Mapping) else part

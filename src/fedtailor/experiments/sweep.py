@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.analysis.formatting import format_value
+from fedtailor.core.code_reference import short_name
 from fedtailor.core.untrusted_input import check_settings, read_toml
 from fedtailor.errors import ConfigError
 from fedtailor.experiments.experiment import read_experiment_file
 from fedtailor.experiments.grid import Point, Values, find_axes, fixed_settings, make_points, parse_grid
+from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent
 from fedtailor.methods import METHODS
 from fedtailor.runs.files import TEMPORARY_SUFFIX, folder_lock, safe_file_name, write_atomic, write_errors
 from fedtailor.runs.reader import is_run_folder
@@ -67,8 +69,8 @@ class Sweep:
         return not _other_files(path) if plan is None else plan.is_same_sweep(self.plan)
 
 
-def parse_sweep(words: Sequence[str]) -> Sweep:
-    """Return the sweep that command-line arguments describe.
+def parse_sweep(words: Sequence[str], consent: CodeConsent = NO_CONSENT) -> Sweep:
+    """Return the sweep that command-line arguments describe. Own code is imported only with the user's consent.
 
     >>> found = parse_sweep("--method fedprox --method.mu 0.1,1 --seed 0,1".split())
     >>> [point.label for point in found.points]
@@ -83,15 +85,16 @@ def parse_sweep(words: Sequence[str]) -> Sweep:
             "sweep takes one experiment file; name methods with a flag: fedtailor sweep --method fedavg,fedprox."
         )
     base = read_experiment_file(Path(files[0])) if files else {}
-    axes, single = find_axes(given, base)
-    points, invalid = make_points(axes, single, base)
+    axes, single = find_axes(given, base, consent)
+    points, invalid = make_points(axes, single, base, consent)
     if len(axes) == 1 and len(axes["seed"]) == 1:
         raise ConfigError(
             "The sweep has only one run; give a flag several values, such as --method.lr 0.05,0.1 or --seed 0,1,2."
         )
     fixed = fixed_settings(axes, single, base)
     plan = Plan(tuple(axes), moment, fixed, {point.label: point.values for point in points})
-    name = Path(files[0]).stem if files else f"{points[0].method}-{points[0].experiment.data.name}"
+    first = points[0]
+    name = Path(files[0]).stem if files else f"{short_name(first.method)}-{short_name(first.experiment.data.name)}"
     return Sweep(plan, points, invalid, None if folder is None else Path(folder), safe_file_name(name))
 
 

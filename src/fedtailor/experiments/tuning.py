@@ -327,7 +327,7 @@ def _labels(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the labels that comparisons of methods use, too."""
     unlabeled = (*REPEATS, "method", "method.inner")
     return setting_labels([
-        (one.method, {axis.removeprefix("method."): v for axis, v in one.values.items()
-                      if axis not in unlabeled and not is_condition(axis)})
+        (one.method, {axis.removeprefix("method."): value_label(axis, v) if isinstance(v, str) else v
+                      for axis, v in one.values.items() if axis not in unlabeled and not is_condition(axis)})
         for one in outcomes
     ])  # fmt: skip

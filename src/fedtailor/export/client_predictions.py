@@ -17,19 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtailor.analysis.table_formats import escape_formula
 from fedtailor.core.batch import take_samples
+from fedtailor.core.code_reference import is_reference
 from fedtailor.core.method import Method
-from fedtailor.core.model import Model
+from fedtailor.core.model import ModelLike
 from fedtailor.data.datasets import known_data
 from fedtailor.data.federation import Federation
 from fedtailor.data.input_spec import InputSpec
 from fedtailor.errors import ConfigError, RunError
 from fedtailor.experiments.experiment import make_experiment
+from fedtailor.experiments.own_code import CodeConsent, rename_part
 from fedtailor.export.model_source import model_info
-from fedtailor.export.personal_model import PersonalModel, build_personal_model
+from fedtailor.export.personal_model import HOW_TO_CONSENT, PersonalModel, build_personal_model
 from fedtailor.export.prediction import Predictions, predict_samples, read_samples
 from fedtailor.runs.files import atomic_file, write_errors
 from fedtailor.runs.reader import load_run
@@ -84,15 +86,16 @@ def predict_clients(
     file: str | Path | None = None,
     moment: str = "trained",
     *,
-    method: Method | None = None,
-    model: Model | nn.Module | None = None,
-    fed: Federation | None = None,
+    method: Method | str | None = None,
+    model: ModelLike | str | None = None,
+    fed: Federation | str | None = None,
+    allow_code: bool = False,
 ) -> Iterator[ClientPredictions]:
     """Return the predictions of every client's personal model, computed one client at a time.
 
     Each model predicts the client's own test samples or, if `file` is given, the samples in it. `run` is a run or its
     folder. Data that the run names, such as digits or a folder, is loaded again and must be unchanged; pass your own
-    arrays as `fed`, and your own method and network as in `ft.load_personal`.
+    arrays as `fed`, and your own code as in `ft.resume`: objects, names such as "my_module:load", or `allow_code`.
 
     >>> import fedtailor as ft
     >>> fed = ft.load("digits", clients=4)
@@ -102,13 +105,14 @@ def predict_clients(
     """
     run = run if isinstance(run, Run) else load_run(run)
     if file is not None:
-        return _predict_file(_models(run, moment, method, model, fed), run, Path(file))
-    fed = _load_data(run) if fed is None else fed
+        given = fed if isinstance(fed, Federation) else None
+        return _predict_file(_models(run, moment, method, model, given, allow_code), run, Path(file))
+    fed = fed if isinstance(fed, Federation) else _load_data(run, fed, allow_code)
     training, held_out = split_clients(fed, run.experiment.get("held_out_clients"), run.experiment["seed"])
     _check_data(run, training, held_out)
     groups = [training] if held_out is None else [training, held_out]  # in this order, the run numbers its clients
     names, test = ([value for group in groups for value in getattr(group, part)] for part in ("names", "test"))
-    return _predict_test_data(_models(run, moment, method, model, fed), fed, names, test)
+    return _predict_test_data(_models(run, moment, method, model, fed, allow_code), fed, names, test)
 
 
 def save_predictions(predictions: Iterable[ClientPredictions], path: str | Path) -> int:
@@ -131,14 +135,19 @@ def save_predictions(predictions: Iterable[ClientPredictions], path: str | Path)
 
 
 def _models(
-    run: Run, moment: str, method: Method | None, model: Model | nn.Module | None, fed: Federation | None
+    run: Run,
+    moment: str,
+    method: Method | str | None,
+    model: ModelLike | str | None,
+    fed: Federation | None,
+    allow_code: bool,
 ) -> Iterator[PersonalModel]:
     inputs = None if fed is None else InputSpec.from_federation(fed)
     name = "run" if run.folder is None else run.folder.resolve().name
     for client in range(len(all_clients(run.info))):
         state = {path: leaf.cpu() for path, leaf in run.personal(client, moment).items()}
         info = model_info(name, run.experiment, run.info, client, moment, inputs)
-        yield build_personal_model(info, state, method, model, f"The model of client {client}")
+        yield build_personal_model(info, state, method, model, f"The model of client {client}", allow_code)
 
 
 def _predict_test_data(
@@ -158,11 +167,13 @@ def _predict_file(models: Iterator[PersonalModel], run: Run, path: Path) -> Iter
         yield ClientPredictions(client, str(all_clients(run.info)[client]["name"]), found)
 
 
-def _load_data(run: Run) -> Federation:
-    data = run.experiment["data"]
-    if data["name"] not in known_data():
+def _load_data(run: Run, loader: str | None, allow_code: bool) -> Federation:
+    """Load the run's data again; `loader` is the name of the user's own code, if the user named it again."""
+    data = run.experiment["data"] if loader is None else rename_part("data", run.experiment["data"], loader)
+    if data["name"] not in known_data() and not is_reference(data["name"]):
         raise RunError(f"The run's data '{data['name']}' is not built in; pass it: predict_clients(path, fed=...).")
-    return make_experiment({"data": data, "seed": run.experiment["seed"]}).load()
+    consent = CodeConsent(frozenset() if loader is None else frozenset({loader}), allow_code, HOW_TO_CONSENT)
+    return make_experiment({"data": data, "seed": run.experiment["seed"]}, consent).load()
 
 
 def _check_data(run: Run, fed: Federation, held_out: Federation | None) -> None:

@@ -5,18 +5,22 @@ the evaluation, also for methods whose personal model is more than the network.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedtailor.core.code_reference import is_reference
 from fedtailor.core.method import Method
-from fedtailor.core.model import Inputs, Model, as_model
+from fedtailor.core.model import Inputs, Model, ModelLike, as_model
 from fedtailor.core.trees import Params, unflatten
 from fedtailor.data.federation import Federation
 from fedtailor.data.input_spec import InputSpec
 from fedtailor.errors import RunError, reason, unknown_name
+from fedtailor.experiments.own_code import CodeConsent, rename_part
+from fedtailor.experiments.own_parts import OwnNetwork, build_network
 from fedtailor.experiments.parsing import build_named
 from fedtailor.export.model_source import ModelInfo, find_model
 from fedtailor.methods import METHODS
@@ -24,6 +28,10 @@ from fedtailor.networks import NETWORKS, network
 from fedtailor.runs.reader import is_run_folder, read_info, read_settings
 from fedtailor.runs.run import MOMENTS, all_clients, method_label
 
+HOW_TO_CONSENT = (  # to give consent to import own code
+    "to import it, add --allow-code to the command, or pass it in Python: "
+    "ft.load_personal(path, method=..., model=...) or allow_code=True"
+)
 _MAX_DEPTH, _MAX_NAME_LENGTH = 32, 1000  # of a tensor's name
 
 
@@ -77,16 +85,18 @@ def load_personal(
     client: int | None = None,
     moment: str = "trained",
     *,
-    method: Method | None = None,
-    model: Model | nn.Module | None = None,
+    method: Method | str | None = None,
+    model: ModelLike | str | None = None,
     fed: Federation | None = None,
+    allow_code: bool = False,
 ) -> nn.Module:
     """Load a client's personal model as a module in evaluation mode; it takes samples as the data set stores them.
 
     `path` is a run folder, with the number of a client; a file in it, personal/trained/003.safetensors; an exported
     file, .safetensors or .onnx; or a deployed client's folder, its runs/RUN, or a file in models/. Pass `method` and
-    `model` if they are your own classes, because files contain no code, and `fed` if the run did not record its input
-    format. Files may be untrusted: nothing is unpickled.
+    `model` if they are your own, because files contain no code: the objects, or the names of their code, such as
+    model="my_module:MyNet". With `allow_code`, the code that the file names is imported. Pass `fed` if the run did not
+    record its input format. Files may be untrusted: nothing is unpickled, and no code is imported that you do not name.
 
     >>> load_personal("nowhere")
     Traceback (most recent call last):
@@ -109,16 +119,17 @@ def load_personal(
     info, state = find_model(path, client, moment, None if fed is None else InputSpec.from_federation(fed))
     if moment != "trained" and moment != info.moment:  # an explicit moment that differs from the file's
         raise RunError(f"'{path}' is the model '{info.moment}', not '{moment}'.")
-    return build_personal_model(info, state, method, model, f"'{path}'")
+    return build_personal_model(info, state, method, model, f"'{path}'", allow_code)
 
 
 def load_all_personal(
     folder: str | Path,
     moment: str = "trained",
     *,
-    method: Method | None = None,
-    model: Model | nn.Module | None = None,
+    method: Method | str | None = None,
+    model: ModelLike | str | None = None,
     fed: Federation | None = None,
+    allow_code: bool = False,
 ) -> Iterator[PersonalModel]:
     """Yield the personal models of all clients of a run, held-out ones last, one at a time; see `load_personal`."""
     folder, inputs = Path(folder), None if fed is None else InputSpec.from_federation(fed)
@@ -126,19 +137,26 @@ def load_all_personal(
     for client in range(len(all_clients(read_info(folder)))):
         info, state = find_model(folder, client, moment, inputs)
         inputs = info.inputs  # the same for all clients, so data are read at most once
-        yield build_personal_model(info, state, method, model, f"The file of client {client}")
+        yield build_personal_model(info, state, method, model, f"The file of client {client}", allow_code)
 
 
 def build_personal_model(
     info: ModelInfo,
     state: Params,
-    method: Method | None = None,
-    model: Model | nn.Module | None = None,
+    method: Method | str | None = None,
+    model: ModelLike | str | None = None,
     source: str = "The file",
+    allow_code: bool = False,
 ) -> PersonalModel:
     """Build the module from its metadata and tensors, and evaluate it once to check that these match."""
-    method = _make_method(info.method) if method is None else method
-    built = _make_network(info) if model is None else as_model(model)
+    if isinstance(method, str):
+        info = replace(info, method=rename_part("method", info.method, method))
+    if isinstance(model, str):
+        info = replace(info, network=rename_part("network", info.network, model))
+    named = frozenset(name for name in (method, model) if isinstance(name, str))
+    consent = CodeConsent(named, allow_code, HOW_TO_CONSENT)
+    method = method if isinstance(method, Method) else _make_method(info.method, consent)
+    built = _make_network(info, consent) if model is None or isinstance(model, str) else as_model(model)
     missing = [name for name in built.names if name not in state]
     try:
         if missing or not _is_tree(state):
@@ -160,20 +178,21 @@ def _is_tree(state: Params) -> bool:
     return not parents & state.keys()
 
 
-def _make_method(settings: Mapping[str, Any]) -> Method:
+def _make_method(settings: Mapping[str, Any], consent: CodeConsent) -> Method:
     innermost = settings
     while isinstance(innermost.get("inner"), Mapping):
         innermost = innermost["inner"]
-    if innermost.get("name") not in METHODS:
+    name = str(innermost.get("name"))
+    if name not in METHODS and not is_reference(name):
         label = method_label(settings)
         raise RunError(f"The method '{label}' is not part of FedTailor; pass it: ft.load_personal(path, method=...).")
-    method: Method = build_named("method", settings, METHODS, None)
+    method: Method = build_named("method", settings, METHODS, None, consent)
     return method
 
 
-def _make_network(info: ModelInfo) -> Model:
+def _make_network(info: ModelInfo, consent: CodeConsent) -> Model:
     name = info.network["name"]
-    if name not in NETWORKS:
+    if name not in NETWORKS and not is_reference(name):
         raise RunError(f"The network '{name}' is not part of FedTailor; pass it: ft.load_personal(path, model=...).")
-    spec = build_named("network", info.network, NETWORKS, None)
-    return network(name, info.inputs.dummy_federation(), **vars(spec))
+    spec, fed = build_network(info.network, consent), info.inputs.dummy_federation()
+    return spec.model(fed) if isinstance(spec, OwnNetwork) else network(name, fed, **vars(spec))

@@ -161,7 +161,7 @@ def _method_metric_content(group: Comparison) -> tuple[list[str], list[Figure], 
     mixing: list[str] = []
     mixing_drawn: list[Figure] = []
     metrics_drawn: list[Figure] = []
-    local_runs = [run_summary.run for run_summary in group.summaries if run_summary.run.method == "local"]
+    local_runs = [one.run for one in group.summaries if one.run.experiment["method"]["name"] == "local"]
     for run in first_seed_runs([run_summary.run for run_summary in group.summaries]):
         loaded = _with_records(run)  # one run at a time: the records of all runs can take gigabytes
         mixing += _mixing_sentences(loaded)

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from fedtailor.core.code_reference import PARTS, find_references, is_reference, short_name
+from fedtailor.core.untrusted_input import check_settings
 from fedtailor.data.datasets import Data
 from fedtailor.errors import FedTailorError, RunError
 from fedtailor.experiments.experiment import Experiment, make_experiment
+from fedtailor.experiments.grid import parse_grid
 from fedtailor.experiments.overrides import parse_overrides
+from fedtailor.experiments.own_code import check_importable
 from fedtailor.experiments.sweep import RANKED, Plan, parse_sweep
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
@@ -23,11 +27,14 @@ _STRING_SETTINGS = ("data.folder",)  # flags that are never parsed as JSON
 def run_commands(runs: Sequence[Run]) -> list[str]:
     """Return one `fedtailor compare` command for all runs if possible, else one command per run.
 
-    The list is empty if no command can reproduce a run, because its method, network, or data were defined in Python.
+    The list is empty if no command can reproduce a run, because its method, network, or data were defined in a script.
+    Own code is not imported, so its settings are taken as they are.
     """
     try:
         for run in runs:
-            make_experiment(run.experiment)  # raises for settings that no command could have
+            for part, reference in find_references(run.experiment).items():
+                check_importable(part, reference)
+            _comparable(run.experiment)  # raises for settings that no command could have
         compare = _compare_command(runs) if len(runs) > 1 else None
         return [compare] if compare else [_run_command(run) for run in runs]
     except FedTailorError:
@@ -42,11 +49,34 @@ def sweep_command(plan: Plan) -> str | None:
         for axis in plan.axes:
             axis_values = {json.dumps(values[axis]): values[axis] for values in plan.runs.values() if axis in values}
             arguments += _axis_flags(axis, list(axis_values.values()))
+        if references := _references_in(plan):
+            for reference in references:
+                check_importable("method", reference)
+            return shlex.join(arguments) if _names_grid(arguments[2:], plan) else None
         found = parse_sweep(arguments[2:]).plan
     except FedTailorError:
         return None
     same = found.axes == plan.axes and found.moment == plan.moment and found.runs == plan.runs
     return shlex.join(arguments) if same and _dotted(found.fixed) == _dotted(plan.fixed) else None
+
+
+def _references_in(plan: Plan) -> list[str]:
+    """Return the references to users' own code in a sweep."""
+    named = [{part: values.get(part) for part in PARTS} for values in plan.runs.values()]
+    inner = [{"method": {"name": values.get("method.inner")}} for values in plan.runs.values()]
+    found = [find_references(settings) for settings in (plan.fixed, *named, *inner)]
+    return list(dict.fromkeys(reference for references in found for reference in references.values()))
+
+
+def _names_grid(arguments: Sequence[str], plan: Plan) -> bool:
+    """Return whether arguments name the fixed settings and the values of all axes of a sweep."""
+    _, given = parse_grid(arguments)
+    for axis in plan.axes:
+        wanted = [values[axis] for values in plan.runs.values() if axis in values]
+        found = [value for one in given.get(axis, []) for value in (one if isinstance(one, list) else [one])]
+        if any(isinstance(value, list) for value in wanted) or any(value not in found for value in wanted):
+            return False
+    return all(given.get(name, [None])[-1] == value for name, value in _dotted(plan.fixed).items())
 
 
 def _axis_flags(axis: str, values: Sequence[Any]) -> list[str]:
@@ -64,27 +94,48 @@ def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _run_command(run: Run) -> str:
     arguments = ["fedtailor", "run", *_flags(_non_default_settings(run.experiment))]
-    if make_experiment(parse_overrides(arguments[2:]).apply_to({})) != make_experiment(run.experiment):
+    if _comparable(parse_overrides(arguments[2:]).apply_to({})) != _comparable(run.experiment):
         raise RunError("The run's settings cannot be written as flags.")
     return shlex.join(arguments)
 
 
+def _comparable(settings: Mapping[str, Any]) -> tuple[Experiment, dict[str, Any]]:
+    """Return the experiment with these settings, and the settings of parts with own code, which is not imported."""
+    check_settings(settings, "The run")  # own code may accept any value, but a command must be safe to copy
+    own = {part: _as_table(settings[part]) for part in PARTS if find_references({part: settings.get(part)})}
+    experiment = make_experiment({name: value for name, value in settings.items() if name not in own})
+    if "data" in own:
+        own["data"] = {"seed": experiment.seed} | own["data"]  # by default, the split uses the run's seed
+    elif isinstance(experiment.data, Data) and experiment.data.seed is None:
+        experiment = replace(experiment, data=replace(experiment.data, seed=experiment.seed))
+    return experiment, own
+
+
+def _as_table(part: Any) -> dict[str, Any]:
+    """Return the settings of a part, which may be given as a name only, as a nested dict."""
+    settings = dict(part) if isinstance(part, Mapping) else {"name": part}
+    return {n: _as_table(v) if isinstance(v, Mapping) or n == "inner" else v for n, v in settings.items()}
+
+
 def _compare_command(runs: Sequence[Run]) -> str | None:
     """Return the `fedtailor compare` command if all methods have the same settings and seeds, else None."""
-    methods = {run.method: run.experiment["method"] for run in runs}
+    methods = {_method_name(run): run.experiment["method"] for run in runs}
     seeds = sorted({run.experiment["seed"] for run in runs})
-    pairs = sorted((run.method, run.experiment["seed"]) for run in runs)
-    known = all(name in METHODS for name in methods) and "local" in methods
-    if not known or pairs != sorted((name, seed) for name in methods for seed in seeds):
+    pairs = sorted((_method_name(run), run.experiment["seed"]) for run in runs)
+    known = all(name in METHODS or is_reference(name) for name in methods) and "local" in methods
+    if not known or len({short_name(name).lower() for name in methods}) < len(methods):
         return None
-    if any(run.experiment["method"] != methods[run.method] for run in runs):
+    if pairs != sorted((name, seed) for name in methods for seed in seeds):
+        return None
+    if any(run.experiment["method"] != methods[_method_name(run)] for run in runs):
         return None
     settings = _non_default_settings(runs[0].experiment)
     settings.pop("method"), settings.pop("seed", None)
     if all(run.experiment["data"].get("seed") == run.experiment["seed"] for run in runs):
         settings["data"].pop("seed", None)
     fields = {
-        name: {k: v for k, v in _non_default_fields(method).items() if k != "name"} for name, method in methods.items()
+        short_name(name): {k: v for k, v in _non_default_fields(method).items() if k != "name"}
+        for name, method in methods.items()
     }
     flags = _flags(settings | {name: changed for name, changed in fields.items() if changed})
     names = sorted(methods, key=lambda name: name != "local")  # compare runs local training first
@@ -97,22 +148,28 @@ def _reproduces(arguments: Sequence[str], run: Run) -> bool:
     flags = parse_overrides(arguments)
     flags.settings.pop("seeds")
     settings = flags.apply_to({})
-    fields = {name: settings.pop(name, {}) for name in flags.positional}[run.method]
-    found = replace(make_experiment(settings | {"method": {"name": run.method, **fields}}), seed=run.experiment["seed"])
-    if found.data.seed is None:  # the split uses the run's seed
-        found = replace(found, data=replace(found.data, seed=found.seed))
-    return found == make_experiment(run.experiment)
+    name = _method_name(run)
+    fields = {other: settings.pop(short_name(other), {}) for other in flags.positional}[name]
+    settings |= {"method": {"name": name, **fields}, "seed": run.experiment["seed"]}
+    return _comparable(settings) == _comparable(run.experiment)
+
+
+def _method_name(run: Run) -> str:
+    """Return the name by which `compare` knows a method; a wrapper method has another name, unknown to it."""
+    method = run.experiment["method"]
+    return run.method if any(isinstance(value, Mapping) for value in method.values()) else str(method["name"])
 
 
 def _non_default_settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that differ from their defaults, and the names of method, data, and network."""
     defaults = describe_config(Experiment()) | {"rounds": None}
     found: dict[str, Any] = {"method": _non_default_fields(experiment["method"])}
-    found["data"] = _differing(experiment["data"], asdict(Data()), "name")
-    network = dict(experiment["network"])
-    if network.get("name") not in NETWORKS:
+    data, network = dict(experiment["data"]), dict(experiment["network"])
+    found["data"] = data if is_reference(data["name"]) else _differing(data, asdict(Data()), "name")
+    if network.get("name") not in NETWORKS and not is_reference(network["name"]):
         raise RunError("The network was defined in Python.")
-    found["network"] = _differing(network, vars(NETWORKS[network["name"]]()), "name")
+    built_in = NETWORKS.get(network["name"])
+    found["network"] = network if built_in is None else _differing(network, vars(built_in()), "name")
     for name, value in experiment.items():
         if name in ("method", "data", "network"):
             continue
@@ -124,6 +181,8 @@ def _non_default_settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
 
 def _non_default_fields(method: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's name and the fields that differ from their defaults, also of an inner method."""
+    if find_references({"method": method}):
+        return dict(method)  # the defaults of own code are unknown
     if method.get("name") not in METHODS:
         raise RunError("The method was defined in Python.")
     found = _differing(method, describe_method(METHODS[method["name"]]()), "name")

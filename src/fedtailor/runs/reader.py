@@ -24,6 +24,7 @@ _INFO_TYPES: dict[str, Any] = {  # required fields of run.json
     "torch": str, "score": str, "higher_is_better": bool, "ranked_by": str, "initial_weights": str,
     "fingerprint": dict,
 }  # fmt: skip
+_MAX_CODE_PARTS, _MAX_CODE_NAME = 32, 1000  # of a run's own code: parts, and characters of a name
 CHECKSUMMED_FILES = ("experiment.toml", "run.json", "start.safetensors")
 
 
@@ -164,7 +165,18 @@ def read_info(folder: Path) -> dict[str, Any]:
             raise ValueError("run.json has invalid sample counts")
         if not info["clients"] or not all(isinstance(client["name"], str) for client in clients):
             raise ValueError("run.json does not name the clients")
+        if not _is_code(info.get("code", {})):
+            raise ValueError("run.json has an invalid value for 'code'")
     return dict(info)
+
+
+def _is_code(found: Any) -> bool:
+    """Return whether this is a description of users' own code, as by `describe_code`."""
+    parts: list[Any] = list(found.values()) if isinstance(found, dict) else [None]
+    if len(parts) > _MAX_CODE_PARTS or not all(isinstance(part, dict) for part in parts):
+        return False
+    names = [text for part in parts for text in (part["module"], part["qualname"], part["sha256"] or "")]
+    return all(isinstance(text, str) and len(text) <= _MAX_CODE_NAME for text in names)
 
 
 def latest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:

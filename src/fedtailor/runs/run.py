@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from fedtailor.core.code_reference import short_name
 from fedtailor.core.trees import Params, Tree
 from fedtailor.errors import RunError, unknown_name
 from fedtailor.runs.records import COMMON, Record, Values
@@ -24,13 +25,16 @@ CHOICES = ("last", "best_validation", "best_test")
 
 
 def method_label(method: Mapping[str, Any]) -> str:
-    """Return a method's registry key for grouping and folder names; a wrapper method includes the inner one.
+    """Return a method's registry key, or the name of a user's own class, for labels and folder names; a wrapper method
+    includes the inner one.
 
     >>> method_label({"name": "lag", "inner": {"name": "scaffold", "lr": 0.1}})
     'lag(scaffold)'
+    >>> method_label({"name": "my_module:MyMethod"})
+    'MyMethod'
     """
-    inner = method.get("inner")
-    return f"{method['name']}({method_label(inner)})" if isinstance(inner, Mapping) else str(method["name"])
+    name, inner = short_name(str(method["name"])), method.get("inner")
+    return f"{name}({method_label(inner)})" if isinstance(inner, Mapping) else name
 
 
 def all_clients(info: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -57,13 +61,13 @@ def _stopped_early(experiment: Mapping[str, Any], records: Sequence[Record]) -> 
     return "patience" in experiment and bool(records and records[-1].get("stopped_early"))
 
 
-def resume_hint(folder: Path | None) -> str:
-    """Return the command that resumes a run, as the end of a message.
+def resume_hint(folder: Path | None, own_code: bool = False) -> str:
+    """Return the command that resumes a run, which may need to import the user's own code, as the end of a message.
 
     >>> resume_hint(Path("my runs/one"))
     "resume it with: fedtailor resume 'my runs/one'"
     """
-    return f"resume it with: fedtailor resume {shlex.quote(str(folder))}"
+    return f"resume it with: fedtailor resume {shlex.quote(str(folder))}{' --allow-code' * own_code}"
 
 
 def arrays_file(number: int) -> str:
@@ -86,7 +90,7 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The method's registry key; a wrapper method includes the inner one: lag(scaffold)."""
+        """The method's registry key, or the name of your own class; a wrapper method includes the inner one."""
         return method_label(self.experiment["method"])
 
     @property

@@ -60,7 +60,8 @@ class CheckpointManager:
         run.server = self._server.state
         when = f"after round {number} of {run.experiment['rounds']}" if number else "before the end of round 1"
         stopped = f"Stopped {'immediately, ' if immediately else ''}{when}"
-        message = f"{stopped}; {resume_hint(run.folder)}" if self._writer else f"{stopped}."
+        hint = resume_hint(run.folder, own_code="code" in run.info)
+        message = f"{stopped}; {hint}" if self._writer else f"{stopped}."
         return Interrupted(message, code, run if self._server.rounds_done == number > 0 else None, immediately)
 
     def _save(self) -> None:

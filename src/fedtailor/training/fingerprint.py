@@ -1,6 +1,7 @@
 """Hashes of method, model, and data, by which a resumed run checks that it continues with the same ones."""
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
 from numbers import Real
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtailor.core.code_reference import is_built_in, is_reference, short_name
 from fedtailor.core.method import Method
-from fedtailor.core.model import Model
+from fedtailor.core.model import Model, cross_entropy
 from fedtailor.data.federation import Federation
 
 
@@ -20,17 +22,19 @@ def fingerprint(
 ) -> dict[str, str]:
     """Return a short hash each of method, model, and data.
 
-    The method's hash covers its class and fields, the model's its layers (the weights are in the run folder), and the
-    data's all samples, their clients, and which clients are held out. Code is not covered, so a bug in a user's method
-    may be fixed before resuming.
+    The method's hash covers its class and fields, the model's its layers (the weights are in the run folder) and what
+    the user passed to `ft.wrap`, and the data's all samples, their clients, and which clients are held out. Code and
+    names of modules are not covered, so a bug in a user's method may be fixed before resuming, and the method may be
+    moved to another file.
     """
-    is_custom = not kind.__module__.startswith("fedtailor.")
+    is_custom = not is_built_in(kind)
     state = model.module.state_dict()
     layers = {name: [list(value.shape), str(value.dtype)] for name, value in state.items()}
     constants = [buffer for name, buffer in model.module.named_buffers() if name not in state]  # in no state_dict
+    own = _own_choices(model)
     return {
-        "method": _hash([is_custom, kind.__qualname__, method]),
-        "model": _hash([repr(model.module), model.head, sorted(layers.items()), _hash_tensors(constants)]),
+        "method": _hash([is_custom, kind.__qualname__, _without_modules(method)]),
+        "model": _hash([repr(model.module), model.head, sorted(layers.items()), _hash_tensors(constants), *own]),
         "data": data_fingerprint(fed, held_out),
     }
 
@@ -44,6 +48,23 @@ def data_fingerprint(fed: Federation, held_out: Federation | None = None) -> str
     if held_out is not None:
         extra += ["held out", held_out.names, *(_hash_tensors(own) for own in (held_out.train, held_out.test))]
     return _hash([fed.names, preprocessing, *split, *extra])
+
+
+def _without_modules(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a method in which names have no module."""
+    plain = {name: _without_modules(part) if isinstance(part, Mapping) else part for name, part in method.items()}
+    name = plain.get("name")
+    return plain | {"name": short_name(name).lower()} if isinstance(name, str) and is_reference(name) else plain
+
+
+def _own_choices(model: Model) -> list[Any]:
+    """Return what a user passed to `ft.wrap`: loss, names of metrics, and parts; empty for the defaults."""
+    if not is_reference(str(model.description.get("name", ""))):
+        return []
+    loss = {} if model.loss is cross_entropy else {"loss": model.loss}
+    metrics = {} if model.metrics_are_default else {"metrics": list(model.metrics)}
+    chosen = loss | metrics | ({"parts": dict(model.parts)} if model.parts else {})
+    return [chosen] if chosen else []
 
 
 def _hash(value: Any) -> str:

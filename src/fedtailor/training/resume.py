@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedtailor.core.code_reference import describe_code
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model
 from fedtailor.data.federation import Federation
@@ -22,7 +23,7 @@ from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
 from fedtailor.training.fingerprint import fingerprint
 from fedtailor.training.held_out import split_clients
-from fedtailor.training.simulate import describe_method, make_trainer
+from fedtailor.training.simulate import describe_method, describe_run, make_trainer
 
 log = logging.getLogger("fedtailor")
 
@@ -44,6 +45,7 @@ def continue_run(
     info = read_info(folder)
     clients = split_clients(fed, config.held_out_clients, config.seed)
     _check_fingerprint(info["fingerprint"], fingerprint(describe_method(method), type(method), model, *clients))
+    _warn_of_changed_code(info, describe_code(describe_run(config, method, model, fed)))
     if config.device == "auto":
         config = replace(config, device=_original_device(info))
     initial_weights = load_tensors(folder / "start.safetensors")
@@ -79,6 +81,17 @@ def _check_fingerprint(expected: Mapping[str, str], actual: Mapping[str, str]) -
     for part in ("method", "model", "data"):
         if expected.get(part) != actual[part]:
             raise ConfigError(f"The {part} differs from the one this run was started with; pass the same {part}.")
+
+
+def _warn_of_changed_code(info: Mapping[str, Any], now: Mapping[str, Mapping[str, str | None]]) -> None:
+    """Log a warning if the source of the user's own code changed; bugs may be fixed before a run is resumed."""
+    changed = list[str]()
+    for part, found in now.items():
+        before = info.get("code", {}).get(part, {}).get("sha256")
+        if None not in (before, found["sha256"]) and before != found["sha256"]:
+            changed.append(f"{found['module']}:{found['qualname']}")
+    if changed:
+        log.warning("The source of %s changed since the run was started.", ", ".join(dict.fromkeys(changed)))
 
 
 def _original_device(info: Mapping[str, Any]) -> str:

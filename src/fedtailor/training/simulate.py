@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtailor.core.code_reference import describe_code, is_built_in, reference_to
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model, ModelLike, as_model
 from fedtailor.core.trees import Params
@@ -205,10 +206,13 @@ def make_trainer(
     )
     info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, clients, fed, held_out)}
     info["environment"] = describe_environment(clients.device)
+    experiment = describe_run(config, method, model, fed)
+    if code := describe_code(experiment):
+        info["code"] = code
     if folder is not None:
         info["fingerprint"] = fingerprint(describe_method(method), type(method), model, fed, held_out)
     run = Run(
-        experiment=describe_run(config, method, model, fed),
+        experiment=experiment,
         info=info,
         records=Records(),
         server=server.state,
@@ -260,12 +264,7 @@ def _as_clients(value: Any) -> Any:
 def _check_types(method: Method, fed: Federation) -> None:
     if not isinstance(method, Method):
         raise ConfigError(f"method must be an instance such as ft.methods.FedAvg(lr=0.1), got {method!r}.")
-    parameters = type(method).__dict__.get("__dataclass_params__")
-    if parameters is None or not parameters.frozen:
-        name = type(method).__name__
-        raise ConfigError(
-            f"The method {name} is not a frozen dataclass; write @dataclass(frozen=True) above the class."
-        )
+    check_method_class(type(method))
     if not isinstance(fed, Federation):
         raise ConfigError("fed must be an ft.Federation, from ft.load(...) or ft.Federation.from_arrays(...).")
 
@@ -275,8 +274,20 @@ def _check_test_data(fed: Federation) -> None:
         raise DataError("No client has test data; hold out some samples of at least one client for testing.")
 
 
+def check_method_class(kind: type[Method]) -> None:
+    """Raise an error if a method's class is not a frozen dataclass itself; its base class always is one."""
+    parameters = kind.__dict__.get("__dataclass_params__")
+    if parameters is None or not parameters.frozen:
+        fix = "write @dataclass(frozen=True) above the class"
+        raise ConfigError(f"The method {kind.__name__} is not a frozen dataclass; {fix}.")
+
+
 def describe_method(method: Method) -> dict[str, Any]:
-    """Return a method's name and fields; a field that is itself a method becomes a nested dict of the same form."""
+    """Return a method's name and fields; a field that is itself a method becomes a nested dict of the same form.
+
+    The name is the registry key of a built-in method, and otherwise a reference, such as my_module:MyMethod.
+    """
     values = {f.name: getattr(method, f.name) for f in fields(method)}
     plain = {name: describe_method(value) if isinstance(value, Method) else value for name, value in values.items()}
-    return {"name": type(method).__name__.lower()} | plain
+    kind = type(method)
+    return {"name": kind.__name__.lower() if is_built_in(kind) else reference_to(kind)} | plain

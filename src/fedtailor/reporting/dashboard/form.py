@@ -63,10 +63,11 @@ def parse_form(values: Mapping[str, Any]) -> tuple[dict[str, Any], Experiment]:
     settings = parse_overrides(_arguments(values)).apply_to({})
     experiment = make_experiment(settings)
     experiment.channel.check(experiment.method)
-    clients, participation = experiment.data.clients, experiment.participation
-    if experiment.data.name not in OWN_DATA and clients > 0:  # a folder's clients are unknown; zero is an error later
+    data, participation = experiment.data, experiment.participation
+    # a folder's clients are unknown; zero is an error later
+    if isinstance(data, Data) and data.name not in OWN_DATA and data.clients > 0:
         rounds = experiment.rounds if experiment.schedule is not None else min(experiment.num_rounds, 1)
-        make_schedule(clients, rounds, participation, experiment.seed, experiment.schedule, experiment.unreliable)
+        make_schedule(data.clients, rounds, participation, experiment.seed, experiment.schedule, experiment.unreliable)
     return settings, experiment
 
 

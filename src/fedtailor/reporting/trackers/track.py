@@ -194,7 +194,7 @@ class _TrackedRun:
 
 def _find_local_training(run: Run, others: Sequence[Path]) -> Run | None:
     """Return the finished run of local training on the same clients, if it is among the others."""
-    if run.method == "local":
+    if run.experiment["method"]["name"] == "local":
         return None
     seed = run.experiment["seed"]
     for folder in others:
