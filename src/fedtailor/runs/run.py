@@ -145,6 +145,17 @@ class Run:
         """Return the sum of bytes_up, bytes_down, or seconds over all rounds."""
         return float(sum(record[name] for record in self.records))
 
+    def plot(self, what: str = "curves", **choices: str) -> Any:
+        """Return a figure of this run as a plotly figure, which notebooks show: by default, the learning curve at both
+        moments.
+
+        `what` is the name of another figure of the report, such as "clients", "split", or "mixing-fedapa". Keywords
+        select options of a figure's controls, such as `axis="bytes"`.
+        """
+        from fedtailor.reporting.plotting import plot_run  # requires plotly and scipy, which training does not need
+
+        return plot_run(self, what, **choices)
+
     def _means(self, values: Values) -> dict[str, Any]:
         weighted = weighted_mean(values, self._sizes("test"))
         return {"clients": len(values), "weighted": weighted, "mean": plain_mean(values)}
