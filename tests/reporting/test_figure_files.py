@@ -138,6 +138,6 @@ def test_report_command_writes_figures_and_the_page_only_on_request(
         with pytest.raises(SystemExit) as ended:
             main()
         assert ended.value.code in (0, None)
-        assert "8 figures saved in figures" in capsys.readouterr().out
+        assert "4 figures saved in figures as svg, png;" in capsys.readouterr().out
         assert [path.name for path in tmp_path.glob("*.html")] == pages
     assert {path.suffix for path in Path("figures").iterdir()} == {".svg", ".png", ".md"}

@@ -39,8 +39,8 @@ def report(
         save_report(page, out)
         typer.echo(f"Report saved to {out} ({out.stat().st_size / 1e6:.1f} MB)")
     if figures is not None:
-        files = save_figures(page, figures, chosen)
-        typer.echo(f"{len(files)} figures saved in {figures}, with captions in captions.md")
+        number = len({path.stem for path in save_figures(page, figures, chosen)})
+        typer.echo(f"{number} figures saved in {figures} as {', '.join(chosen)}; captions.md contains their captions")
 
 
 def track(
@@ -49,14 +49,18 @@ def track(
     mlflow: Annotated[str | None, typer.Option(help="an MLflow store: sqlite:///mlflow.db, http://...")] = None,
     experiment: Annotated[str | None, typer.Option(help="the experiment's name in MLflow (fedtailor)")] = None,
     artifacts: Annotated[bool, typer.Option("--artifacts", help="also send finished runs' files to MLflow")] = False,
+    wandb: Annotated[str | None, typer.Option(help="a project of Weights & Biases", metavar="[ENTITY/]PROJECT")] = None,
+    wandb_mode: Annotated[
+        str | None, typer.Option(help="of W&B: online, or offline for 'wandb sync' (WANDB_MODE, or online)")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="keep sending new rounds until Ctrl-C")] = False,
 ) -> None:
-    """Send runs to TensorBoard or MLflow. Repeated calls send only what is new."""
+    """Send runs to TensorBoard, MLflow, or W&B. Repeated calls send only what is new."""
     from fedtailor.reporting.trackers.track import track as send
 
     try:
-        send(runs, tensorboard=tensorboard, mlflow=mlflow, experiment=experiment, artifacts=artifacts, follow=follow,
-             echo=typer.echo)  # fmt: skip
+        send(runs, tensorboard=tensorboard, mlflow=mlflow, experiment=experiment, artifacts=artifacts, wandb=wandb,
+             wandb_mode=wandb_mode, follow=follow, echo=typer.echo)  # fmt: skip
     except KeyboardInterrupt:
         typer.echo("Stopped. Run the same command again to continue.")
 
