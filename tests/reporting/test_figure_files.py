@@ -83,10 +83,14 @@ def test_files_of_an_earlier_call_are_replaced_and_others_kept(
     for _ in range(2):
         files = write_figures([one_run()], tmp_path, ["svg"])
     assert (tmp_path / "curves.svg").read_bytes() == b"curves as svg" and tmp_path / "curves.svg" in files
+    before = (tmp_path / "captions.md").read_text("utf-8")
+    write_figures([run_with_scores("fedper", {0: 0.8}, rounds=1)], tmp_path, ["svg"])  # a run without curves
+    assert (tmp_path / "captions.md").read_text("utf-8").count("## curves") == before.count("## curves") == 1
+    write_figures([one_run()], tmp_path, ["svg"])  # the earlier curves may still be replaced
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "curves.png").write_text("mine")
     message = error_message(lambda: write_figures([one_run()], tmp_path / "other", ["svg", "png"]))
-    assert "curves.png' exists and was not written by FedTailor" in message and len(rendered) == 2
+    assert "curves.png' exists and was not written by FedTailor" in message and len(rendered) == 4
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["curves.png"]
     (tmp_path / "other" / "curves.png").rename(tmp_path / "other" / "captions.md")
     assert "captions.md' exists" in error_message(lambda: write_figures([one_run()], tmp_path / "other", ["svg"]))

@@ -58,16 +58,34 @@ def save_figures(page: Page, folder: Path, formats: Sequence[str]) -> list[Path]
     if not figures:
         raise RunError("These runs have no figures.")
     paths = {(name, form): folder / f"{name}.{form}" for name in figures for form in dict.fromkeys(formats)}
-    _check_folder(folder, paths.values())
+    with write_errors(f"The folder '{folder}' cannot be used"):
+        captions = _read_captions(folder)
+        if foreign := [path for path in paths.values() if path.exists() and path.stem not in captions]:
+            raise _foreign_file(foreign[0])
     images = _render({name: to_plotly(figure) for name, figure in figures.items()}, list(paths))
+    captions |= {name: " ".join(f"{figure.title}. {figure.summary}".split()) for name, figure in figures.items()}
+    sections = [f"## {name}\n\n{text}\n" for name, text in captions.items()]
     with write_errors(f"The figures cannot be written to '{folder}'"):
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(
-            folder / _CAPTIONS, _captions(figures).encode()
-        )  # first, so that a call that failed can be repeated
+        # The captions come first, so that a call that failed can be repeated.
+        write_atomic(folder / _CAPTIONS, "\n".join([f"{_HEADING} {VERSION}\n", *sections]).encode())
         for key, path in paths.items():
             write_atomic(path, images[key])
     return list(paths.values())
+
+
+def _read_captions(folder: Path) -> dict[str, str]:
+    """Return the captions of the figures that earlier calls wrote to a folder; only these may be replaced."""
+    if not (path := folder / _CAPTIONS).exists():
+        return {}
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not text.startswith(_HEADING):
+        raise _foreign_file(path)
+    return dict(re.findall(r"^## (.+)\n\n(.+)$", text, re.MULTILINE))
+
+
+def _foreign_file(path: Path) -> RunError:
+    return RunError(f"'{path}' exists and was not written by FedTailor. Choose another folder.")
 
 
 def _named_figures(page: Page) -> dict[str, Figure]:
@@ -80,26 +98,6 @@ def _named_figures(page: Page) -> dict[str, Figure]:
         for figure in section.figures
     ]
     return dict(zip(make_unique([name for name, _ in named]), [figure for _, figure in named], strict=True))
-
-
-def _captions(figures: Mapping[str, Figure]) -> str:
-    texts = {name: " ".join(f"{figure.title}. {figure.summary}".split()) for name, figure in figures.items()}
-    parts = [f"## {name}\n\n{text}\n" for name, text in texts.items()]
-    return "\n".join([f"{_HEADING} {VERSION}\n", *parts])
-
-
-def _check_folder(folder: Path, paths: Any) -> None:
-    """Raise an error if a file that an earlier call did not write would be replaced."""
-    captions, text = folder / _CAPTIONS, ""
-    with write_errors(f"The folder '{folder}' cannot be used"):
-        if captions.exists():
-            text = captions.read_text(encoding="utf-8", errors="replace")
-            if not text.startswith(_HEADING):
-                raise RunError(f"'{captions}' exists and was not written by FedTailor. Choose another folder.")
-        own = set(re.findall(r"^## (.+)$", text, re.MULTILINE))
-        for path in paths:
-            if path.exists() and path.stem not in own:
-                raise RunError(f"'{path}' exists and was not written by FedTailor. Choose another folder.")
 
 
 def _render(figures: Mapping[str, Any], wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], bytes]:

@@ -42,6 +42,8 @@ THEME: Mapping[str, Any] = {
               "pad": {"l": _TITLE_PADDING, "t": _TITLE_PADDING}, "font": {"size": _TITLE_SIZE, "color": _INK}},
 }  # fmt: skip
 
+_LEGEND_ABOVE = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}
+
 
 def plot_run(run: Run, what: str = "curves", **choices: str) -> Any:
     """Draw a figure of one run, by default its learning curve at both moments; see `Run.plot`."""
@@ -81,27 +83,27 @@ def to_plotly(figure: Figure, choices: Mapping[str, str] | None = None) -> Any:
     """
     data, layout = deepcopy([dict(trace) for trace in figure.data]), deepcopy(dict(figure.layout))
     for option in _selected(figure.choices, choices or {}):
-        for name, values in option.traces.items():
-            for number, trace in enumerate(data):
-                _set(trace, name, values[number % len(values)])
-        for name, value in option.layout.items():
-            _set(layout, name, value)
+        _apply(option, data, layout)
     if figure.frames:
         for trace, part in zip(data, figure.frames[-1]["data"], strict=False):
             trace |= part
     if "yaxis2" in layout:
-        layout.setdefault("legend", {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"})
-    data += [_legend_entry(name, marker) for name, marker in figure.legend.items()]
+        layout.setdefault("legend", _LEGEND_ABOVE)
     if figure.legend:
-        layout |= {
-            "showlegend": True,
-            "legend": {"orientation": "h", "x": 1, "xanchor": "right", "y": 1, "yanchor": "bottom"},
-        }
-        for trace in data[: len(figure.data)]:
-            trace["showlegend"] = False
-    return go.Figure(
-        data, layout | _header(figure.title, data, layout) | {"template": {"layout": deepcopy(dict(THEME))}}
-    )
+        data = [trace | {"showlegend": False} for trace in data]
+        data += [_legend_entry(name, marker) for name, marker in figure.legend.items()]
+        layout |= {"showlegend": True, "legend": _LEGEND_ABOVE | {"x": 1, "xanchor": "right"}}
+    layout |= _header(figure.title, data, layout)
+    return go.Figure(data, layout | {"template": {"layout": deepcopy(dict(THEME))}})
+
+
+def _apply(option: Option, data: Sequence[dict[str, Any]], layout: dict[str, Any]) -> None:
+    """Change traces and layout as an option says."""
+    for name, values in option.traces.items():
+        for number, trace in enumerate(data):
+            _set(trace, name, values[number % len(values)])
+    for name, value in option.layout.items():
+        _set(layout, name, value)
 
 
 def _selected(controls: Sequence[Choice], wanted: Mapping[str, str]) -> list[Option]:

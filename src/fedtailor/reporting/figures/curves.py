@@ -110,6 +110,8 @@ def moment_curves(group: Comparison) -> Figure | None:
     if not shown:
         return None
     styles = line_styles(shown)
+    if "received" in styles:
+        styles["received"]["dash"] = "dash"  # both lines are visible where they are equal
     lines = [[_scaled(drawn[moment][p], factor) for p in positions] for moment, positions in shown.items()]
     xs = {
         axis: [[round_digits(x) for x in mean_spent(group, label, axis, positions)] for positions in shown.values()]
