@@ -10,6 +10,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 import fedtailor as ft
+from fedtailor.reporting.plotting import THEME
 from support.browser import (
     CLIENTS,
     FOCUSABLE,
@@ -79,6 +80,16 @@ def test_report_figures_match_records(report: Browser, runs: dict[tuple[str, int
     [ranked] = [trace["y"] for trace in report.traces("ranking") if trace["name"] == "trained"]
     for method, trace in zip(ranked, dots, strict=True):  # the best method is first in both figures
         assert sorted(trace["x"]) == approx(scores[method])
+
+
+def test_plots_have_the_theme_of_the_page_in_light_mode(report: Browser) -> None:
+    """Only the background, the title, and the labels on hover differ."""
+    report.figures("ranking")
+    page = report.script("return document.querySelector('figure[data-figure=ranking] .plot').layout.template.layout")
+    own = {name for name in THEME if name.endswith("bgcolor") or name in ("title", "hoverlabel")}
+    assert {name: value for name, value in THEME.items() if name not in own} == {
+        name: value for name, value in page.items() if name not in own
+    }
 
 
 def ranked_scores(run: ft.Run) -> dict[int, float]:

@@ -365,7 +365,13 @@ def test_track_with_invalid_arguments_raises_error(runs: Path, tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "tracker"),
-    [("tensorboard", "tensorboard"), ("mlflow", "mlflow"), ("sqlalchemy", "mlflow"), ("alembic", "mlflow")],
+    [
+        ("tensorboard", "tensorboard"),
+        ("mlflow", "mlflow"),
+        ("wandb", "wandb"),
+        ("sqlalchemy", "mlflow"),
+        ("alembic", "mlflow"),
+    ],
 )
 def test_missing_library_gives_installation_command(library: str, tracker: str, runs: Path, tmp_path: Path) -> None:
     """Use a new process, because the library may already be imported in this one."""

@@ -21,11 +21,17 @@ def first_seed_runs(runs: Iterable[Run]) -> list[Run]:
 
 
 def client_labels(run: Run) -> list[str]:
-    """Return the clients' names for use in text, such as "client 7" for the name "7".
+    """Return the names of a run's clients for use in text."""
+    return label_clients([client["name"] for client in run.info["clients"]])
 
-    Long names are truncated; names that are then equal are numbered.
+
+def label_clients(names: Iterable[str]) -> list[str]:
+    """Return clients' names for use in text. Long names are truncated; names that are then equal are numbered.
+
+    >>> label_clients(["7", "ann"])
+    ['client 7', 'ann']
     """
-    names = make_unique([shorten(client["name"]) for client in run.info["clients"]])
+    names = make_unique([shorten(name) for name in names])
     return [f"client {name}" if name.isdecimal() else name for name in names]
 
 

@@ -95,11 +95,15 @@ class ComparisonResult:
         tables = [to_markdown(table, bold) for table, bold in self._marked_tables()]
         return _write("\n\n".join([*tables, self.verdict()]), path)
 
-    def plot(self, figure: str = "curves") -> Any:
-        """Return a figure of the report as a plotly figure, which notebooks display, such as "curves" or "ranking"."""
+    def plot(self, what: str = "curves", **choices: str) -> Any:
+        """Return a figure of the report as a plotly figure, which notebooks show: by default, the learning curves.
+
+        Other figures are "ranking", "gains", "bytes", and so on. Keywords select options of a figure's controls, such
+        as `axis="bytes"`.
+        """
         from fedtailor.reporting.plotting import plot_comparison
 
-        return plot_comparison(self.group, figure)
+        return plot_comparison(self.group, what, **choices)
 
     def report(self, path: str | Path) -> str:
         """Write the HTML report and return its main finding."""

@@ -112,6 +112,18 @@ class Federation:
 
         return lambda x: {n: prepare_part(p) for n, p in x.items()} if isinstance(x, dict) else prepare_part(x)
 
+    def plot(self) -> Any:
+        """Return a plotly figure of how the data are split, which notebooks show: the classes of each client, or the
+        clients' sizes if the targets are not classes.
+
+        >>> x, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
+        >>> Federation.from_arrays([(x, y, x, y)]).plot().layout.title.text
+        '<b>Classes per client</b>'
+        """
+        from fedtailor.reporting.plotting import plot_federation  # requires plotly and scipy
+
+        return plot_federation(self)
+
     @classmethod
     def from_arrays(
         cls,

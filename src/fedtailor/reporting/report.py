@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.analysis.comparability import first_seed_runs
 from fedtailor.analysis.formatting import count_of
 from fedtailor.analysis.run_length import rounds_in_words
 from fedtailor.analysis.run_summary import Comparison, make_comparisons
 from fedtailor.analysis.verdict import verdict_sentences
 from fedtailor.errors import ConfigError, RunError
-from fedtailor.reporting.figures import clients, cost, curves, data_split, gains, ranking
+from fedtailor.reporting.figures import cost, data_split, gains
+from fedtailor.reporting.figures.catalog import draw, local_runs, runs_with_records
 from fedtailor.reporting.figures.figure import Figure, Table, limit_rows
 from fedtailor.reporting.figures.method_metric_figures import draw_method_metrics
 from fedtailor.reporting.figures.similarity import mixing_figures, mixing_weights
@@ -39,19 +39,33 @@ def report(runs: Sequence[Run], unfinished: Sequence[Path] = ()) -> str:
 def write_report(runs: Sequence[Run | Path], out: Path) -> str:
     """Write the report on these runs, or on the runs in these folders, and return its main finding.
 
-    The finding is one sentence; for a sweep, it includes all caveats. An existing report is replaced; any other
-    existing file is kept and raises `RunError`.
+    An existing report is replaced; any other existing file is kept and raises `RunError`.
     """
+    check_report_file(out)
+    given = [run for run in runs if isinstance(run, Run)]
+    loaded, unfinished = load_runs([path for path in runs if isinstance(path, Path)])
+    page = build_page([*given, *loaded], unfinished)
+    save_report(page, out)
+    return main_finding(page)
+
+
+def check_report_file(out: Path) -> None:
+    """Raise an error if a report must not be written to this file."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"The report is an HTML page, so its file must end in .html, got '{out}'.")
     if out.is_dir() or (out.exists() and GENERATOR_TAG.encode() not in out.read_bytes()[:4000]):
         raise RunError(f"'{out}' exists and is not a FedTailor report. Choose another file.")
-    given = [run for run in runs if isinstance(run, Run)]
-    loaded, unfinished = load_runs([path for path in runs if isinstance(path, Path)])
-    page = build_page([*given, *loaded], unfinished)
+
+
+def save_report(page: Page, out: Path) -> None:
+    """Write the report to a file."""
     with write_errors(f"The report cannot be written to '{out}'"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, render_page(page).encode())
+
+
+def main_finding(page: Page) -> str:
+    """Return the main finding of a report: one sentence; for a sweep, with all caveats."""
     first = page.chapters[0].sections[0]
     return " ".join(first.answer if first.key == "sweep" else first.answer[:1])
 
@@ -122,38 +136,27 @@ def _subtitle(groups: Sequence[Comparison]) -> str:
 def _sections(group: Comparison, ranked: bool) -> list[Section]:
     """Return the sections on one experiment; settings that a sweep has already ranked are not ranked again."""
     mixing, mixing_drawn, metrics_drawn = _method_metric_content(group)
-    client_figures = [
-        gains.gain_fractions(group),
-        gains.gain_by_size(group),
-        clients.score_distribution(group),
-        clients.failures(group),
-    ]
+    client_figures = draw(group, "gainers", "gains", "clients", "failures")
     gain_title = "Which clients gain over local training, and which lose?"
-    cost_figures = [cost.score_by_bytes(group), cost.training_time(group)]
     sections = [
         _first_section(group, ranked),
-        Section("clients", gain_title, gains.gain_answer(group), _not_none(client_figures)),
+        Section("clients", gain_title, gains.gain_answer(group), client_figures),
         Section("mixing", "Which clients learn from which?", mixing, mixing_drawn),
-        Section("cost", "What did it cost?", cost.cost_sentences(group), _not_none(cost_figures)),
+        Section("cost", "What did it cost?", cost.cost_sentences(group), draw(group, "bytes", "seconds")),
     ]
     if metrics_drawn:
         note = [_method_metrics_note(group)]
         sections.append(Section("method-metrics", "Method metrics", note, metrics_drawn, is_reference=True))
-    if (split := data_split.split_figure(group)) is not None:
-        sections.append(Section("data", "How are the data split?", [data_split.split_sentence(group)], [split]))
-    return sections
+    split = draw(group, "split")
+    return [*sections, Section("data", "How are the data split?", [data_split.split_sentence(group)], split)]
 
 
 def _first_section(group: Comparison, ranked: bool) -> Section:
     if ranked:
-        figures = [ranking.ranking(group), ranking.pairwise_figure(group), curves.curves(group)]
-        return Section("best", "Which method is best?", verdict_sentences(group), _not_none(figures))
+        figures = draw(group, "ranking", "against-best", "curves")
+        return Section("best", "Which method is best?", verdict_sentences(group), figures)
     title, text = "How do the settings develop during training?", "All settings during training, on test data."
-    return Section("best", title, [text], _not_none([curves.curves(group)]), is_reference=True)
-
-
-def _not_none(figures: Sequence[Figure | None]) -> list[Figure]:
-    return [figure for figure in figures if figure is not None]
+    return Section("best", title, [text], draw(group, "curves"), is_reference=True)
 
 
 def _method_metric_content(group: Comparison) -> tuple[list[str], list[Figure], list[Figure]]:
@@ -161,22 +164,15 @@ def _method_metric_content(group: Comparison) -> tuple[list[str], list[Figure], 
     mixing: list[str] = []
     mixing_drawn: list[Figure] = []
     metrics_drawn: list[Figure] = []
-    local_runs = [one.run for one in group.summaries if one.run.experiment["method"]["name"] == "local"]
-    for run in first_seed_runs([run_summary.run for run_summary in group.summaries]):
-        loaded = _with_records(run)  # one run at a time: the records of all runs can take gigabytes
-        mixing += _mixing_sentences(loaded)
-        mixing_drawn += mixing_figures([loaded])
-        metrics_drawn += draw_method_metrics([loaded], local_runs)
+    for run in runs_with_records(group):
+        mixing += _mixing_sentences(run)
+        mixing_drawn += mixing_figures([run])
+        metrics_drawn += draw_method_metrics([run], local_runs(group))
     no_weights = [
         "None of these methods records weights between clients.",
         "FedAPA learns such weights; add it with 'fedtailor compare fedapa'.",
     ]
     return mixing or no_weights, mixing_drawn, metrics_drawn
-
-
-def _with_records(run: Run) -> Run:
-    """Return a copy of the run with all records loaded, to be discarded after use."""
-    return replace(run, records=[run.records[position] for position in range(len(run.records))])
 
 
 def _mixing_sentences(run: Run) -> list[str]:

@@ -242,6 +242,17 @@ class Run:
         """Return the sum of bytes_up, bytes_down, or seconds over all rounds."""
         return float(sum(record[name] for record in self.records))
 
+    def plot(self, what: str = "curves", **choices: str) -> Any:
+        """Return a figure of this run as a plotly figure, which notebooks show: by default, the learning curve at both
+        moments.
+
+        `what` is the name of another figure of the report, such as "clients", "split", or "mixing-fedapa". Keywords
+        select options of a figure's controls, such as `axis="bytes"`.
+        """
+        from fedtailor.reporting.plotting import plot_run  # requires plotly and scipy, which training does not need
+
+        return plot_run(self, what, **choices)
+
     def _means(self, values: Values, metric: str = "") -> dict[str, Any]:
         is_common = "common_test" in self.info and metric.startswith(COMMON)  # then all clients have the same samples
         sizes = self._sizes("test")

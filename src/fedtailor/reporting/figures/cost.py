@@ -125,6 +125,7 @@ def _method_names(
     text_height = (max(scores.values()) - min(scores.values())) / 330 * 16
     wanted = [scores[label] + (0 if label in senders else 0.6 * text_height) for label in named]
     center = (max(senders.values()) + (min(senders.values()) if log else 0)) / 2
+    lines = [scores[label] for label in scores if label not in senders]
     annotations = []
     for label, y in zip(named, space_out(wanted, text_height), strict=True):
         annotation: dict[str, Any] = {"showarrow": False, "y": round_digits(y), "font": {"size": 12}}
@@ -133,6 +134,8 @@ def _method_names(
             annotation |= {"text": label}  # next to its dot
             annotation |= {"x": round_digits(log10(x) if log else x)}
             annotation |= {"xanchor": "right" if left else "left", "xshift": -9 if left else 9}
+            crossing = next((line for line in lines if abs(line - y) < text_height / 2), None)
+            annotation |= {} if crossing is None else {"yshift": 10 if y >= crossing else -10}
         else:
             near = [
                 senders[other] > center for other in senders if abs(scores[other] - scores[label]) < 2 * text_height

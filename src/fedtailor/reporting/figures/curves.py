@@ -13,10 +13,11 @@ from fedtailor.analysis.formatting import (
     round_digits,
 )
 from fedtailor.analysis.run_summary import Comparison
-from fedtailor.reporting.figures.drawing import axis_heading, end_labels, is_muted, method_styles
-from fedtailor.reporting.figures.figure import Choice, Figure, Option, Table
+from fedtailor.reporting.figures.drawing import MAX_TICKED_ROUNDS, axis_heading, end_labels, is_muted, method_styles
+from fedtailor.reporting.figures.figure import Choice, Figure, Option, Table, line_styles
 
 _MAX_POINTS = 250  # per line
+_MIN_LINE = 3  # points; shorter lines are drawn with markers
 _MOMENTS = {"trained": "trained (before aggregation)", "received": "received (after aggregation)"}
 _MOMENT_OF = {"ranked": None, "trained": "trained", "received": "received"}  # of the views; None: as ranked
 _AXES = {"rounds": "round", "bytes": "megabytes transferred (up and down)", "seconds": "seconds of training"}
@@ -92,18 +93,56 @@ def curves(group: Comparison) -> Figure | None:
         "height": 430, "xaxis": {"title": {"text": _AXES["rounds"]}, "zeroline": False},
         "yaxis": {"zeroline": False}, "annotations": annotations[first], "margin": {"r": 34 + 7 * longest, "t": 34},
     }  # fmt: skip
-    few_rounds = max(p for values in positions.values() for p in values) < 10
-    ticks = dict.fromkeys(_AXES) | {"rounds": 1 if few_rounds else None}  # no ticks between rounds
-    layout["xaxis"] |= {"dtick": ticks["rounds"]} if few_rounds else {}
-    axes = [
-        Option(name, {"x": xs[name]}, {"xaxis.title.text": title, "xaxis.dtick": ticks[name]})
-        for name, title in _AXES.items()
-    ]
+    ticks, axes = _axis_choice(max(p for values in positions.values() for p in values), xs)
+    layout["xaxis"] |= ticks
     moments = [Option(views[view], {"y": ys[view]}, {"annotations": annotations[view]}) for view in views]
-    choices = [Choice("horizontal axis", axes), Choice("model", moments)]
+    choices = [axes, Choice("model", moments)]
     title = f"{group.fmt.title} during training"
     summary = curves_summary(group) + (" Bands span the seeds." if banded else "")
     return Figure("curves", title, summary, data, layout, _curves_table(group), (), choices)
+
+
+def moment_curves(group: Comparison) -> Figure | None:
+    """Draw the scores of the best method at both moments; the reader chooses the horizontal axis."""
+    label, factor = next(iter(group.methods)), group.fmt.factor
+    drawn = {moment: _finite(*mean_curve(group, label, moment)) for moment in _MOMENTS}
+    shown = {moment: evenly_spaced([*curve], _MAX_POINTS) for moment, curve in drawn.items() if curve}
+    if not shown:
+        return None
+    styles = line_styles(shown)
+    if "received" in styles:
+        styles["received"]["dash"] = "dash"  # both lines are visible where they are equal
+    lines = [[_scaled(drawn[moment][p], factor) for p in positions] for moment, positions in shown.items()]
+    xs = {
+        axis: [[round_digits(x) for x in mean_spent(group, label, axis, positions)] for positions in shown.values()]
+        for axis in _AXES
+    }
+    data = [
+        {
+            "type": "scatter", "mode": "lines+markers" if len(y) < _MIN_LINE else "lines", "name": moment, "x": x,
+            "y": y, "line": styles[moment] | {"width": 2.2}, "showlegend": False,
+            "hovertemplate": f"{moment}: %{{y:.4~g}}<extra></extra>",
+        }
+        for moment, x, y in zip(shown, xs["rounds"], lines, strict=True)
+    ]  # fmt: skip
+    ticks, axes = _axis_choice(max(p for positions in shown.values() for p in positions), xs)
+    layout = {
+        "height": 430, "xaxis": {"title": {"text": _AXES["rounds"]}, "zeroline": False} | ticks,
+        "yaxis": {"zeroline": False}, "annotations": _annotations(group, list(shown), lines, styles),
+        "margin": {"r": 34 + 7 * len("received"), "t": 34},
+    }  # fmt: skip
+    title = f"{group.fmt.title} of {method_in_text(label)} during training"
+    return Figure("curves", title, curves_summary(group), data, layout, _curves_table(group), (), [axes])
+
+
+def _axis_choice(last: int, xs: Mapping[str, Sequence[Sequence[float | None]]]) -> tuple[dict[str, Any], Choice]:
+    """Return the ticks of the horizontal axis, and its options; `last` is the position of the last round."""
+    ticks = dict.fromkeys(_AXES) | {"rounds": 1 if last < MAX_TICKED_ROUNDS else None}  # no ticks between rounds
+    options = [
+        Option(name, {"x": xs[name]}, {"xaxis.title.text": title, "xaxis.dtick": ticks[name]})
+        for name, title in _AXES.items()
+    ]
+    return {"dtick": 1} if ticks["rounds"] else {}, Choice("horizontal axis", options)
 
 
 def _views(group: Comparison) -> dict[str, str]:

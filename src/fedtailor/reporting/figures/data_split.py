@@ -1,12 +1,14 @@
 """Figures of the data split: the classes and the number of samples of each client."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from fedtailor.analysis.comparability import client_labels
-from fedtailor.analysis.formatting import count_of, evenly_spaced, round_digits, shorten
+from fedtailor.analysis.comparability import label_clients
+from fedtailor.analysis.formatting import count_of, evenly_spaced, make_unique, round_digits, shorten
 from fedtailor.analysis.run_summary import Comparison, RunSummary
+from fedtailor.data.federation import Federation
 from fedtailor.reporting.figures.clients import first_of_each_split
 from fedtailor.reporting.figures.figure import MAX_ROWS, Choice, Figure, Option, Table
 from fedtailor.reporting.figures.similarity import class_counts
@@ -18,12 +20,40 @@ _MAX_LABELS = 40  # clients; with more, their names would overlap
 _COLOR_SCALE = [[0, "rgba(0,114,178,0)"], [0.0001, "rgba(0,114,178,0.14)"], [1, "rgba(0,114,178,1)"]]
 
 
-def split_figure(group: Comparison) -> Figure | None:
+@dataclass(frozen=True)
+class _Split:
+    """The names and sizes of all clients, and their training samples per class, if these are known."""
+
+    title: str
+    names: Sequence[str]
+    train: Sequence[int]
+    test: Sequence[int]
+    counts: Sequence[Sequence[int]] | None
+
+
+def split_figure(group: Comparison) -> Figure:
     """Draw classes by clients, one split at a time; without class counts, draw the clients' sizes."""
     shown = sorted(first_of_each_split(group), key=lambda run_summary: run_summary.seed)[:_MAX_SPLITS]
-    counts = [class_counts(run_summary.run) for run_summary in shown]
-    known = [rows for rows in counts if rows is not None]
-    return _heat_map(shown, known) if len(known) == len(shown) else _size_figure(shown[0])
+    return _draw([_split_of_run(run_summary) for run_summary in shown])
+
+
+def federation_figure(fed: Federation) -> Figure:
+    """Draw how the data of a federation are split into clients."""
+    counts = [found for own in fed.train if (found := fed.class_counts(own)) is not None]
+    train, test = ([len(own) for own in part] for part in (fed.train, fed.test))
+    return _draw([_Split("", fed.names, train, test, counts or None)], fed.class_names)
+
+
+def _split_of_run(run_summary: RunSummary) -> _Split:
+    clients = run_summary.run.info["clients"]
+    names = [str(client["name"]) for client in clients]
+    train, test = ([client[part] for client in clients] for part in ("train", "test"))
+    return _Split(f"seed {run_summary.seed}", names, train, test, class_counts(run_summary.run))
+
+
+def _draw(splits: Sequence[_Split], class_names: Sequence[str] | None = None) -> Figure:
+    known = [split.counts for split in splits if split.counts is not None]
+    return _heat_map(splits, known, class_names) if len(known) == len(splits) else _size_figure(splits[0])
 
 
 def split_sentence(group: Comparison) -> str:
@@ -40,12 +70,15 @@ def split_sentence(group: Comparison) -> str:
     return f"The {name} are split{how} into {count_of(len(clients), 'client')} with {samples}{note}."
 
 
-def _heat_map(shown: Sequence[RunSummary], counts: Sequence[list[list[int]]]) -> Figure:
-    views = [_ordered_columns(run_summary, rows) for run_summary, rows in zip(shown, counts, strict=True)]
+def _heat_map(
+    splits: Sequence[_Split], counts: Sequence[Sequence[Sequence[int]]], class_names: Sequence[str] | None
+) -> Figure:
+    views = [_ordered_columns(split, rows) for split, rows in zip(splits, counts, strict=True)]
     first, classes = views[0], len(counts[0][0])
     gap = 0 if len(first["x"]) > 60 else 1
+    titles = make_unique([shorten(name) for name in class_names]) if class_names else [str(k) for k in range(classes)]
     data = [{
-        "type": "heatmap", "x": first["x"], "y": [str(k) for k in range(classes)], "z": first["z"],
+        "type": "heatmap", "x": first["x"], "y": titles, "z": first["z"],
         "text": first["text"], "zmin": 0, "zmax": 100, "colorscale": _COLOR_SCALE, "xgap": gap, "ygap": gap,
         "hovertemplate": "%{x}: %{text} samples of class %{y} (%{z:.0f} %)<extra></extra>",
         "colorbar": {"title": {"text": "% of samples", "side": "right"}, "thickness": 10, "outlinewidth": 0},
@@ -58,17 +91,17 @@ def _heat_map(shown: Sequence[RunSummary], counts: Sequence[list[list[int]]]) ->
         "yaxis": {"type": "category", "title": {"text": "class"}, "showgrid": False, "autorange": "reversed"},
     }  # fmt: skip
     options = [
-        Option(f"seed {run_summary.seed}", {"x": [view["x"]], "z": [view["z"]], "text": [view["text"]]})
-        for run_summary, view in zip(shown, views, strict=True)
+        Option(split.title, {"x": [view["x"]], "z": [view["z"]], "text": [view["text"]]})
+        for split, view in zip(splits, views, strict=True)
     ]
     choices = [Choice("split", options)] if len(options) > 1 else []
-    columns = ["client", "training samples", *(f"class {k}" for k in range(classes))]
-    rows = [[shown[0].name(i), sum(row), *row] for i, row in enumerate(counts[0])][:MAX_ROWS]
-    summary = _heat_map_summary(shown[0], counts[0])
+    columns = ["client", "training samples", *(f"class {title}" for title in titles)]
+    rows = [[shorten(name), sum(row), *row] for name, row in zip(splits[0].names, counts[0], strict=True)][:MAX_ROWS]
+    summary = _heat_map_summary(splits[0], counts[0])
     return Figure("split", "Classes per client", summary, data, layout, Table(columns, rows), (), choices)
 
 
-def _ordered_columns(run_summary: RunSummary, counts: list[list[int]]) -> dict[str, Any]:
+def _ordered_columns(split: _Split, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Group clients by their most frequent class, the largest fraction of it first."""
 
     def sort_key(client: int) -> tuple[int, float]:
@@ -77,7 +110,7 @@ def _ordered_columns(run_summary: RunSummary, counts: list[list[int]]) -> dict[s
 
     ordered = evenly_spaced(sorted(range(len(counts)), key=sort_key), _MAX_CLIENTS)
     percents = [[100 * count / max(sum(counts[client]), 1) for count in counts[client]] for client in ordered]
-    names = client_labels(run_summary.run)
+    names = label_clients(split.names)
     return {
         "x": [names[client] for client in ordered],
         "z": [[round_digits(row[k], 3) for row in percents] for k in range(len(counts[0]))],
@@ -85,21 +118,20 @@ def _ordered_columns(run_summary: RunSummary, counts: list[list[int]]) -> dict[s
     }
 
 
-def _heat_map_summary(run_summary: RunSummary, counts: list[list[int]]) -> str:
-    sizes = [client["train"] for client in run_summary.run.info["clients"]]
+def _heat_map_summary(split: _Split, counts: Sequence[Sequence[int]]) -> str:
     held = median(sum(count > 0 for count in row) for row in counts)
     top = median(max(row) / max(sum(row), 1) for row in counts)
     note = f"; {_MAX_CLIENTS} of {len(counts)} clients are drawn" if len(counts) > _MAX_CLIENTS else ""
     return (
         f"The median client has {held:g} of {len(counts[0])} classes, and {100 * top:.0f} % of its samples belong to "
-        f"one class; clients have between {min(sizes):,} and {max(sizes):,} training samples{note}."
+        f"one class; clients have between {min(split.train):,} and {max(split.train):,} training samples{note}."
     )
 
 
-def _size_figure(run_summary: RunSummary) -> Figure | None:
-    clients = sorted(run_summary.run.info["clients"], key=lambda client: -client["train"])
-    sizes = [client["train"] for client in clients]
-    names = [shorten(str(client["name"])) for client in clients]
+def _size_figure(split: _Split) -> Figure:
+    order = sorted(range(len(split.train)), key=lambda client: -split.train[client])
+    sizes = [split.train[client] for client in order]
+    names = [shorten(split.names[client]) for client in order]
     data = [{
         "type": "bar", "x": list(range(1, len(sizes) + 1)), "y": sizes, "text": names, "textposition": "none",
         "marker": {"color": "#0072b2"}, "hovertemplate": "%{text}: %{y} samples<extra></extra>", "showlegend": False,
@@ -112,6 +144,6 @@ def _size_figure(run_summary: RunSummary) -> Figure | None:
     largest = "the largest client has" if half == 1 else f"the {half} largest of {len(sizes)} clients have"
     sizes_text = f"between {min(sizes):,} and {max(sizes):,} training samples"
     summary = f"Clients have {sizes_text}; {largest} at least half of all samples."
-    rows = [[name, client["train"], client["test"]] for name, client in zip(names, clients, strict=True)]
+    rows = [[name, split.train[client], split.test[client]] for name, client in zip(names, order, strict=True)]
     table = Table(["client", "training samples", "test samples"], rows[:MAX_ROWS])
     return Figure("split", "Training samples per client", summary, data, layout, table)

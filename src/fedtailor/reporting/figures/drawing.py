@@ -11,6 +11,7 @@ from fedtailor.reporting.figures.figure import COLORS, DASHES, line_styles
 MUTED_COLOR = "#8c8c8c"  # methods beyond MAX_COLORS
 MAX_COLORS = 8  # methods drawn in color, including local training
 ROW_HEIGHT = 27  # pixels
+MAX_TICKED_ROUNDS = 10  # with more, not every round has a tick
 _LOG_AXIS_RATIO = 20  # largest to smallest value, above which an axis is logarithmic
 _MAX_TICKS = 10
 
@@ -63,9 +64,10 @@ def log_axis(values: Iterable[float]) -> dict[str, Any]:
     return {"type": "log", "tickvals": [int(tick) if tick >= 1 else tick for tick in ticks]}
 
 
-def rounds_layout(y_title: str) -> dict[str, Any]:
+def rounds_layout(y_title: str, rounds: Iterable[int]) -> dict[str, Any]:
+    ticks = {"dtick": 1} if max(rounds, default=0) <= MAX_TICKED_ROUNDS else {}  # no ticks between rounds
     return {
-        "xaxis": {"title": {"text": "round"}}, "yaxis": {"title": {"text": y_title}}, "hovermode": "x unified",
+        "xaxis": {"title": {"text": "round"}} | ticks, "yaxis": {"title": {"text": y_title}}, "hovermode": "x unified",
         "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
     }  # fmt: skip
 

@@ -58,6 +58,7 @@ class Figure:
     table: Table
     frames: Sequence[Mapping[str, Any]] = field(default_factory=tuple)  # for a slider over rounds
     choices: Sequence[Choice] = ()
+    legend: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # meaning -> marker, as the summary says
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figure as plain data for JSON.

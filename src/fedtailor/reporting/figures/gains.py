@@ -33,6 +33,11 @@ from fedtailor.reporting.figures.drawing import axis_heading, log_axis, rows_axi
 from fedtailor.reporting.figures.figure import MAX_ROWS, Choice, Figure, Option, Table
 
 Gains = Mapping[Client, ClientGain]
+_MARKERS = {  # by the direction of a gain
+    1: {"color": GAIN_COLOR, "symbol": "triangle-up"},
+    0: {"color": "#7f7f7f", "symbol": "circle"},
+    -1: {"color": LOSS_COLOR, "symbol": "triangle-down"},
+}
 
 
 def gain_answer(group: Comparison) -> list[str]:
@@ -160,8 +165,11 @@ def gain_by_size(group: Comparison) -> Figure | None:
     ]
     choices = [Choice("method", options)] if len(options) > 1 else []
     summary = _gains_summary(group, labels[0], gains[labels[0]], named)
+    between = "within uncertainty" if has_known_uncertainty(group) else "same"
+    legend = {name: _MARKERS[direction] for name, direction in (("gain", 1), (between, 0), ("loss", -1))}
     table = _gains_table(group, {label: gains[label] for label in labels}, named)
-    return Figure("gains", "Gain over local training by client size", summary, data, layout, table, (), choices)
+    title = "Gain over local training by client size"
+    return Figure("gains", title, summary, data, layout, table, (), choices, legend)
 
 
 def _gain_points(group: Comparison, gains: Gains, named: NamedClients) -> dict[str, list[Any]]:
@@ -172,8 +180,8 @@ def _gain_points(group: Comparison, gains: Gains, named: NamedClients) -> dict[s
         "x": [_train_size(named, client) for client in ordered],
         "y": [round_digits(group.fmt.factor * one.gain) for one in shown],
         "text": [named[client][1] for client in ordered],
-        "marker.color": [{1: GAIN_COLOR, -1: LOSS_COLOR, 0: "#7f7f7f"}[one.direction] for one in shown],
-        "marker.symbol": [{1: "triangle-up", -1: "triangle-down", 0: "circle"}[one.direction] for one in shown],
+        "marker.color": [_MARKERS[one.direction]["color"] for one in shown],
+        "marker.symbol": [_MARKERS[one.direction]["symbol"] for one in shown],
     }
 
 

@@ -81,7 +81,7 @@ def _conflicts(run: Run) -> DrawnMetrics:
     )
     rows = [[n, *(percent(fraction) for fraction in fractions[n]), ", ".join(personal[n])] for n in rounds]
     title = "client pairs in conflict"
-    layout = rounds_layout(title)
+    layout = rounds_layout(title, rounds)
     layout["yaxis"] |= {"tickformat": ".0%"}
     return Figure(f"conflicts-{run.method}", f"Layer conflicts: {run.method_title} (large markers: personal layers)",
                   summary, data, layout, Table(["round", *names, "personal layers"], rows)), used  # fmt: skip
@@ -99,7 +99,7 @@ def _residual(run: Run) -> DrawnMetrics:
     titles = {"residual": "residual", "lyapunov": "Lyapunov value"}
     data = [round_trace(titles[name], values, k) for k, (name, values) in enumerate(series.items())]
     residual = list(series["residual"].values())
-    layout = rounds_layout("residual") | {"showlegend": False}
+    layout = rounds_layout("residual", series["residual"]) | {"showlegend": False}
     summary = f"The residual of {run.method_title} changes from {residual[0]:.3g} to {residual[-1]:.3g}"
     if "lyapunov" in series:
         values = list(series["lyapunov"].values())

@@ -64,7 +64,7 @@ def band_figure(
     medians = [row[1] for row in quantiles.values()]
     rows = [[number, *(f"{value:.4g}" for value in row)] for number, row in quantiles.items()]
     return Figure(f"{key}-{run.method}", f"{title}: {run.method_title}", summarize(medians[0], medians[-1]),
-                  _band_traces(quantiles), rounds_layout(unit),
+                  _band_traces(quantiles), rounds_layout(unit, quantiles),
                   Table(["round", "10 %", "median", "90 %"], rows))  # fmt: skip
 
 
@@ -87,8 +87,9 @@ def remaining_metrics_figure(run: Run, shown: Sequence[str]) -> Figure | None:
     ]
     rounds = sorted({number for quantiles in found.values() for number in quantiles})
     rows = [[n, *(f"{q[n][1]:.4g}" if n in q else "–" for q in found.values())] for n in rounds]
+    layout = rounds_layout(first, rounds) | {"height": 340}
     return Figure(f"metrics-{run.method}", f"Other metrics of {run.method_title}", _remaining_summary(run, found),
-                  drawn[first], rounds_layout(first) | {"height": 340}, Table(["round", *names], rows), (),
+                  drawn[first], layout, Table(["round", *names], rows), (),
                   [Choice("metric", options)] if len(options) > 1 else [])  # fmt: skip
 
 

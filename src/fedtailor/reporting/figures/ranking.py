@@ -47,7 +47,8 @@ def ranking(group: Comparison) -> Figure:
         "xaxis": {"title": {"text": group.fmt.heading}, "zeroline": False, "range": _axis_range(group)},
         "scattermode": "group",
     }  # fmt: skip
-    return Figure("ranking", "Ranking", _ranking_summary(group), data, layout, _ranking_table(group))
+    legend = {"trained": {"symbol": "circle"}, "received": {"symbol": "circle-open"}}
+    return Figure("ranking", "Ranking", _ranking_summary(group), data, layout, _ranking_table(group), legend=legend)
 
 
 def _axis_range(group: Comparison) -> list[float | None]:
@@ -139,7 +140,8 @@ def pairwise_figure(group: Comparison) -> Figure | None:
     }  # fmt: skip
     title = f"Lead of {method_in_text(ranking.best)} over the other methods"
     summary, table = _pairwise_summary(ranking, known), _pairwise_table(group, ranking, known)
-    return Figure("against-best", title, summary, data, layout, table)
+    legend = {"significant": {"symbol": "circle"}, "not significant": {"symbol": "circle-open"}}
+    return Figure("against-best", title, summary, data, layout, table, legend=legend)
 
 
 def _pairwise_summary(ranking: Ranking, known: Sequence[PairwiseDifference]) -> str:

@@ -1,1 +1,1 @@
-"""Sends runs to experiment trackers: TensorBoard and MLflow."""
+"""Sends runs to experiment trackers: TensorBoard, MLflow, and W&B."""

@@ -29,12 +29,17 @@ class RunInfo:
     folder: Path
     key: str  # identifies the run, even if its folder is moved or copied
     started_at: float  # seconds since 1970
-    settings: dict[str, Any]  # by dotted names
+    experiment: Mapping[str, Any]
     tags: dict[str, str]
 
     @property
     def name(self) -> str:
         return self.folder.resolve().name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the experiment by dotted names."""
+        return flatten_settings(self.experiment)
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Point:
     round: int
     time: float  # seconds since 1970
     value: float | NDArray[np.float64]
+    is_final: bool = False  # belongs to the summary of a finished run
 
 
 def select_new_points(points: Sequence[Point], latest: dict[str, int]) -> list[Point]:
@@ -72,7 +78,7 @@ def describe_run(folder: Path, experiment: Mapping[str, Any], info: Mapping[str,
         folder,
         sha256(settings.read_bytes() + first_record).hexdigest()[:16],
         settings.stat().st_mtime,  # written once, when the run starts
-        flatten_settings(experiment),
+        experiment,
         {f"fedtailor.{name}": str(value) for name, value in tags.items()},
     )
 
@@ -128,7 +134,8 @@ def summary_points(run: Run, local: Run | None, time: float) -> list[Point]:
     `local` is local training on the same clients.
     """
     last = len(run.records)
-    points = [Point(f"final/{name}", last, time, run.total(name)) for name in ("bytes_up", "bytes_down", "seconds")]
+    costs = ("bytes_up", "bytes_down", "seconds")
+    points = [Point(f"final/{name}", last, time, run.total(name), is_final=True) for name in costs]
     for moment, choices in run.summary(local).items():
         for choice, found in choices.items():
             if found is None:
@@ -138,7 +145,7 @@ def summary_points(run: Run, local: Run | None, time: float) -> list[Point]:
             tree: dict[str, Any] = {name: statistics.pop(name) for name in others if name in statistics}
             tree |= {run.info["score"]: statistics} | found["metrics"]
             values = flatten_settings({"final": {moment: {choice: tree}}}, "/").items()
-            points += [Point(name, found["round"], time, float(value)) for name, value in values if value is not None]
+            points += [Point(n, found["round"], time, float(v), is_final=True) for n, v in values if v is not None]
     return points
 
 

@@ -1,4 +1,4 @@
-"""Send runs from their folders to TensorBoard or MLflow, while they are running or after they have finished."""
+"""Send runs from their folders to TensorBoard, MLflow, or W&B, while they are running or after they have finished."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -46,14 +46,18 @@ def track(
     mlflow: str | None = None,
     experiment: str | None = None,
     artifacts: bool = False,
+    wandb: str | None = None,
+    wandb_mode: str | None = None,
     follow: bool = False,
     echo: Callable[[str], None] = lambda message: None,
     wait: Callable[[], object] = lambda: time.sleep(_POLL_SECONDS),
 ) -> None:
-    """Send runs, or all runs in a folder, to TensorBoard, MLflow, or both. Repeated calls add only new data.
+    """Send runs, or all runs in a folder, to one or several trackers. Repeated calls add only new data.
 
-    `tensorboard` is a log directory, `mlflow` the URI of a store, and `experiment` a name in MLflow. `artifacts` also
-    sends the files of finished runs to MLflow. `follow` continues until all runs are finished; for a folder of runs,
+    `tensorboard` is a log directory. `mlflow` is the URI of a store, and `experiment` a name in it; `artifacts` also
+    sends the files of finished runs there. `wandb` is a project of W&B, with its entity as in "entity/project" if that
+    is not the default one, and `wandb_mode` is "online" or "offline" (by default, as the variable WANDB_MODE says, or
+    online). `follow` continues until all runs are finished; for a folder of runs,
     where new runs may start, it continues until it is interrupted. `echo` is called with messages about the progress,
     and `wait` is called between two polls.
 
@@ -63,7 +67,7 @@ def track(
     """
     paths = [Path(path) for path in runs]
     find_run_folders(paths)  # raises an error for an invalid path before a store is created
-    trackers = _make_trackers(tensorboard, mlflow, experiment, artifacts)
+    trackers = _make_trackers(tensorboard, mlflow, experiment, artifacts, wandb, wandb_mode)
     is_open_ended = not all(is_run_folder(path) for path in paths)
     known: dict[Path, _TrackedRun] = {}
     try:
@@ -83,10 +87,17 @@ def track(
 
 
 def _make_trackers(
-    tensorboard: str | Path | None, mlflow: str | None, experiment: str | None, artifacts: bool
+    tensorboard: str | Path | None,
+    mlflow: str | None,
+    experiment: str | None,
+    artifacts: bool,
+    wandb: str | None,
+    wandb_mode: str | None,
 ) -> list[Tracker]:
-    if tensorboard is None and mlflow is None:
-        raise RunError("No tracker was given; use --tensorboard FOLDER, --mlflow URI, or both.")
+    if tensorboard is None and mlflow is None and wandb is None:
+        raise RunError("No tracker was given; use --tensorboard FOLDER, --mlflow URI, or --wandb PROJECT.")
+    if wandb is None and wandb_mode is not None:
+        raise RunError("--wandb-mode needs --wandb PROJECT.")
     if mlflow is None and (artifacts or experiment is not None):
         raise RunError("--experiment and --artifacts need --mlflow URI.")
     trackers: list[Tracker] = []
@@ -102,6 +113,11 @@ def _make_trackers(
         from fedtailor.reporting.trackers.mlflow import MLflow
 
         trackers.append(MLflow(mlflow, experiment or DEFAULT_EXPERIMENT, artifacts).open)
+    if wandb is not None:
+        _require("W&B", "wandb")
+        from fedtailor.reporting.trackers.wandb import Wandb
+
+        trackers.append(Wandb(wandb, wandb_mode).open)
     return trackers
 
 
