@@ -1,7 +1,9 @@
 """End-to-end tests of the `fedtailor` command."""
 
+import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from conftest import wait_until
 from fedtailor.cli.main import main
 from fedtailor.core.trees import Tree
 from fedtailor.methods import METHODS
+from fedtailor.reporting.reproduce import run_commands
 from fedtailor.version import VERSION
 
 QUICK = ["--rounds", "2", "--data.clients", "4", "--batch-size", "32"]
@@ -75,6 +78,38 @@ def test_compare_ranks_methods_with_local_and_writes_one_folder_per_run(tmp_path
     (tmp_path / "all" / "notes.txt").unlink()
     again = fedtailor("show", "all", folder=tmp_path)
     assert again.stdout.strip() == done.stdout.split("Runs saved in")[0].strip()
+
+
+def test_compare_with_references_and_target_is_shown_and_reproduced_by_its_command(tmp_path: Path) -> None:
+    words = ["compare", "fedavg", "--centralized", "--sampled-local", "--target", "0.05", "--participation", "0.5"]
+    done = fedtailor(*words, "--out", "all", *QUICK, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Not ranked, as references: centralized training and local training (sampled)" in " ".join(
+        done.stdout.split()
+    )
+    assert "To reach accuracy 5.0 %" in done.stdout
+    result = ft.load_comparison(tmp_path / "all", target=0.05)
+    shown = fedtailor("show", "all", "--format", "json", "--target", "0.05", folder=tmp_path)
+    assert json.loads(shown.stdout) == json.loads(result.to_json())
+    [command] = run_commands(result.runs)
+    again = fedtailor(*shlex.split(command)[1:], "--out", "again", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert ft.load_comparison(tmp_path / "again").rows("client") == result.rows("client")
+
+
+@pytest.mark.parametrize(("format", "start"), [("latex", "% "), ("markdown", "FedAvg on"), ("csv", "moment,choice")])
+def test_show_prints_a_run_in_a_format_to_paste(
+    format: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fed = ft.load("digits", clients=4)
+    run = ft.simulate(ft.methods.FedAvg(), ft.network("logistic", fed), fed, rounds=1, folder=tmp_path / "run")
+    monkeypatch.setattr(sys, "argv", ["fedtailor", "show", str(tmp_path / "run"), "--format", format])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0 and shown.startswith(start)
+    score = (run.summarize("received") or {})["weighted"]
+    assert (str(score) if format == "csv" else f"{100 * score:.1f}") in shown
 
 
 def test_compare_after_an_interruption_continues_with_the_same_command(tmp_path: Path) -> None:
@@ -174,7 +209,7 @@ def test_compare_all_continues_after_failures(
     captured = capsys.readouterr()
     assert stop.value.code == 1
     assert "Broken-seed0 failed: RuntimeError: out of order" in captured.err
-    assert "unfit failed: Unfit needs a model of another kind." in captured.err
+    assert "Unfit failed: Unfit needs a model of another kind." in captured.err
     assert {path.name for path in (tmp_path / "all").iterdir()} >= {f"{n}-seed0" for n in ("local", "fedavg", "fedper")}
     rows = re.findall(r"^ *(Local training|FedAvg|FedPer|FedBN|Broken|Unfit) +\d+\.\d", captured.out, re.MULTILINE)
     assert sorted(rows) == ["FedAvg", "FedBN", "FedPer", "Local training"]
@@ -211,6 +246,8 @@ def test_compare_all_continues_after_failures(
         ("run --method.lr [bold]x", "method.lr cannot be '[bold]x'"),
         ("run --data folder", "needs data.folder, the folder of your clients"),
         ("show nowhere", "'nowhere' contains no finished run"),
+        ("show nowhere --format excel", "There is no format 'excel'"),
+        ("compare fedavg --target high", "--target must be a score such as 0.9"),
         ("list method", "did you mean 'methods'?"),
         ("data get cifar", "did you mean 'cifar10'?"),
         ("report runs -o t.csv", "its file must end in .html, got 't.csv'"),

@@ -29,11 +29,23 @@ def test_compare_equals_separate_simulations() -> None:
         assert run.summary() == alone.summary()
 
 
+class SizedNet(TinyNet):
+    """A network that depends on the federation."""
+
+    def __init__(self, fed: ft.Federation) -> None:
+        super().__init__()
+        assert fed.classes == 3
+
+
 def test_compare_model_may_depend_on_the_federation() -> None:
+    """A class gets initial weights from the seed, as without the parameter."""
     fed = tiny_federation()
     by_name = ft.compare(["fedavg"], "logistic", fed, **SETTINGS)
     by_function = ft.compare(["fedavg"], lambda fed: ft.network("logistic", fed), lambda seed: fed, **SETTINGS)
     assert by_name.rows("client") == by_function.rows("client")
+    plain, sized = (ft.compare(["fedavg"], net, fed, seeds=[0, 1], **SETTINGS) for net in (TinyNet, SizedNet))
+    assert plain.rows("client") == sized.rows("client")
+    assert {run.info["initial_weights"] for run in sized.runs} == {"seed"}
 
 
 def test_references_are_shown_but_not_ranked() -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedtailor.core.code_reference import reference_to
+from fedtailor.core.code_reference import reference_to, short_name
 from fedtailor.core.functional_layers import BatchNorm, Dropout, join_path, make_functional
 from fedtailor.core.metrics import Metric, MetricFunction, accuracy, as_metric, auc, macro_f1
 from fedtailor.core.trees import Params
@@ -65,7 +65,7 @@ class Model:
     )  # layer names by the part names that `split` accepts
 
     def __repr__(self) -> str:
-        name = self.description.get("name", type(self.module).__name__)
+        name = short_name(self.description.get("name", type(self.module).__name__))
         parameters = f"{sum(p.numel() for p in self.module.parameters() if p.requires_grad):,} parameters"
         head = "no head" if self.head is None else f"head {self.head!r}"
         loss = f"loss {getattr(self.loss, '__name__', type(self.loss).__name__)}"

@@ -4,25 +4,30 @@ All samples are in one tensor, and a client is two lists of indices. The data is
 it keeps its dtype until a batch is made.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.core.model import Inputs
 from fedtailor.data.client_arrays import ClientArrays
 from fedtailor.data.conversion import encode_labels, resolve_targets, to_inputs, to_targets, warn_if_random
-from fedtailor.data.partition import Indices, hold_out, hold_out_common, samples_by_client
+from fedtailor.data.partition import hold_out, samples_by_client
+from fedtailor.data.samples import (
+    CommonTest,
+    as_pair,
+    check_lengths,
+    check_owned,
+    client_names,
+    join_samples,
+    take_common,
+    with_sample_axis,
+)
 from fedtailor.errors import DataError
 
-CommonTest = float | Sequence[int] | Indices | None  # a fraction of all samples, or the indices of samples
 _COMMON = "The common test set"
 
 
@@ -76,7 +81,7 @@ class Federation:
     def select(self, clients: Sequence[int]) -> "Federation":
         """Return the federation of these clients only, in this order; the common test set stays.
 
-        >>> x, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
+        >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
         >>> Federation.from_arrays([(x, y, x, y)] * 3, names=["ann", "bob", "eve"]).select([2, 0]).names
         ('eve', 'ann')
         """
@@ -116,7 +121,7 @@ class Federation:
         """Return a plotly figure of how the data are split, which notebooks show: the classes of each client, or the
         clients' sizes if the targets are not classes.
 
-        >>> x, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
+        >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
         >>> Federation.from_arrays([(x, y, x, y)]).plot().layout.title.text
         '<b>Classes per client</b>'
         """
@@ -145,11 +150,11 @@ class Federation:
         regression; `regression` says so if they could also be class numbers. `classes` is the number of classes if some
         have no samples.
 
-        >>> x, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
+        >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
         >>> Federation.from_arrays([(x, y, x, y)]).num_clients
         1
         """
-        labels = _client_names(names, len(clients))
+        labels = client_names(names, len(clients))
         for name, arrays in zip(labels, clients, strict=True):
             if len(arrays) != 4:
                 raise DataError(f"Client {name} must be (x_train, y_train, x_test, y_test), got {len(arrays)} arrays.")
@@ -163,8 +168,8 @@ class Federation:
         for owner, (x, _), y in zip(owners, pairs, encoded, strict=True):
             xs.append(to_inputs(x, f"{owner}'s"))
             ys.append(to_targets(y, f"{owner}'s"))
-            _check_lengths(xs[-1], ys[-1], f"{owner}'s")
-        x, y = _join(xs, owners, "inputs"), _join(ys, owners, "targets")
+            check_lengths(xs[-1], ys[-1], f"{owner}'s")
+        x, y = join_samples(xs, owners, "inputs"), join_samples(ys, owners, "targets")
         indices = torch.split(torch.arange(len(y)), [len(part) for part in ys])
         train, test = indices[: 2 * len(labels) : 2], indices[1 : 2 * len(labels) : 2]
         extra = {"class_names": class_names, "common_test": indices[-1] if common else None} | extra
@@ -191,18 +196,18 @@ class Federation:
         that is common to all clients: a fraction of all samples, drawn with the same proportions of classes, or a list
         of sample indices; the owners lose these samples. `classes` and `regression` are explained in `from_arrays`.
 
-        >>> Federation.from_owners(np.zeros((4, 3)), np.array([0, 1, 0, 1]), ["ann", "ann", "bob", "bob"]).names
+        >>> Federation.from_owners(torch.zeros(4, 3), [0, 1, 0, 1], ["ann", "ann", "bob", "bob"]).names
         ('ann', 'bob')
         """
         if not 0 < test < 1:
             raise DataError(f"test must be a fraction between 0 and 1, got {test}.")
         (encoded,), class_names = encode_labels([y], ["?"])
         x, y = to_inputs(x, "The"), to_targets(encoded, "The")
-        _check_lengths(x, y, "The")
+        check_lengths(x, y, "The")
         known, owned = samples_by_client(owners, len(y))
-        labels = _client_names(known if names is None else names, len(owned))
-        _check_owned(owned, labels, len(y))
-        owned, common = _take_common(y.numpy(), owned, common_test, seed)
+        labels = client_names(known if names is None else names, len(owned))
+        check_owned(owned, labels, len(y))
+        owned, common = take_common(y.numpy(), owned, common_test, seed)
         parts = [hold_out(y.numpy(), own, test, (seed, client)) for client, own in enumerate(owned)]
         train, held = (tuple(torch.from_numpy(part[side]) for part in parts) for side in (0, 1))
         extra = {"class_names": class_names, "common_test": common} | extra
@@ -237,13 +242,13 @@ class Federation:
         names = known if names is None else names
         owner_of = {int(sample): name for name, own in zip(names, owned, strict=True) for sample in own}
         clients = [f"Client {owner_of.get(sample, '?')}" for sample in range(len(dataset))]
-        pairs = [_pair(dataset[sample], client) for sample, client in enumerate(clients)]
+        pairs = [as_pair(dataset[sample], client) for sample, client in enumerate(clients)]
         inputs = [to_inputs(x, f"{client}'s") for (x, _), client in zip(pairs, clients, strict=True)]
         warn_if_random(dataset, inputs)
         encoded, class_names = encode_labels([y for _, y in pairs], clients)
         targets = [to_targets(y, f"{client}'s") for y, client in zip(encoded, clients, strict=True)]
-        x = _join([_with_sample_axis(part) for part in inputs], clients, "inputs")
-        y = _join([target[None] for target in targets], clients, "targets")
+        x = join_samples([with_sample_axis(part) for part in inputs], clients, "inputs")
+        y = join_samples([target[None] for target in targets], clients, "targets")
         return cls.from_owners(
             x, y, owned, names=names, test=test, seed=seed, classes=classes, regression=regression,
             common_test=common_test, class_names=class_names,
@@ -308,7 +313,7 @@ class Federation:
         from fedtailor.data.huggingface import read_huggingface
 
         found = read_huggingface(dataset, client, x, y, test, seed)
-        labels = _client_names(found.names if names is None else names, len(found.names))
+        labels = client_names(found.names if names is None else names, len(found.names))
         extra = {"class_names": found.class_names}
         return cls._build(found.x, found.y, found.train, found.test, labels, classes, regression, extra)
 
@@ -339,85 +344,8 @@ class Federation:
         return cls(x, y, tuple(train), tuple(test), names, classes, **extra)
 
 
-def _client_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
-    if not clients:
-        raise DataError("A federation needs at least one client.")
-    labels = tuple(str(name) for name in (range(clients) if names is None else names))
-    if len(labels) != clients:
-        raise DataError(f"There are {clients} clients but {len(labels)} names; give one name per client.")
-    name, times = Counter(labels).most_common(1)[0]
-    if times > 1:
-        raise DataError(f"{times} clients have the name {name}; names must be unique.")
-    return labels
-
-
-def _pair(sample: Any, client: str) -> tuple[Any, Any]:
-    """Return a sample of a data set as (x, y)."""
-    if not isinstance(sample, Sequence) or len(sample) != 2:
-        raise DataError(f"{client}'s samples must be pairs (x, y); wrap the data set in one that returns pairs.")
-    return sample[0], sample[1]
-
-
-def _with_sample_axis(x: Inputs) -> Inputs:
-    return {name: part[None] for name, part in x.items()} if isinstance(x, dict) else x[None]
-
-
-def _check_lengths(x: Inputs, y: Tensor, whose: str) -> None:
-    inputs = {f"inputs '{name}'": part for name, part in x.items()} if isinstance(x, dict) else {"inputs": x}
-    if not inputs:
-        raise DataError(f"{whose} inputs have no parts.")
-    for kind, part in [("targets", y), *inputs.items()]:
-        if not part.ndim:
-            raise DataError(f"{whose} {kind} are a single number; give an array with one row per sample.")
-        if len(part) != len(y):
-            raise DataError(f"{whose} {kind} have {len(part)} rows, but there are {len(y)} targets.")
-
-
-def _check_owned(owned: Sequence[Indices], names: Sequence[str], samples: int) -> None:
-    for name, own in zip(names, owned, strict=True):
-        if len(own) and (own.min() < 0 or own.max() >= samples):
-            raise DataError(f"Client {name} owns samples that do not exist; indices must be from 0 to {samples - 1}.")
-    owners = np.bincount(np.concatenate(owned), minlength=1)
-    if owners.max() > 1:
-        raise DataError(f"Sample {owners.argmax()} is owned twice; each sample must belong to one client.")
-
-
-def _join(parts: Sequence[Inputs], owners: Sequence[str], kind: str) -> Any:
-    """Concatenate arrays, which must agree in parts, shapes, and dtypes."""
-    for owner, part in zip(owners, parts, strict=True):
-        if _part_names(part) != _part_names(parts[0]):
-            raise DataError(f"{owner}'s inputs do not have the same parts as those of other clients.")
-    if isinstance(parts[0], dict):
-        return {name: _join([part[name] for part in parts], owners, f"{kind} '{name}'") for name in parts[0]}
-    nonempty = next((part for part in parts if len(part)), parts[0])
-    for owner, part in zip(owners, parts, strict=True):
-        if len(part) and (part.shape[1:] != nonempty.shape[1:] or part.dtype != nonempty.dtype):
-            kinds = [f"{str(p.dtype).removeprefix('torch.')} {tuple(p.shape[1:])}" for p in (part, nonempty)]
-            raise DataError(f"{owner}'s {kind} are {kinds[0]}, but those of other clients are {kinds[1]}.")
-    return torch.cat([part for part in parts if len(part)] or [nonempty])
-
-
-def _take_common(
-    labels: NDArray[Any], owned: list[Indices], common_test: CommonTest, seed: int
-) -> tuple[list[Indices], Tensor | None]:
-    """Return the clients' samples without those of the common test set, and the samples of that set."""
-    if common_test is None:
-        return owned, None
-    if isinstance(common_test, Real):
-        _, common = hold_out_common(labels, np.sort(np.concatenate(owned)), float(common_test), seed)
-    else:
-        common = np.asarray(common_test, dtype=np.int64)
-        if common.ndim != 1 or not len(common) or common.min() < 0 or common.max() >= len(labels):
-            raise DataError(f"common_test must list the indices of samples, from 0 to {len(labels) - 1}.")
-    return [own[~np.isin(own, common)] for own in owned], torch.from_numpy(np.unique(common))
-
-
 def _list(common_test: Tensor | None) -> list[Tensor]:
     return [] if common_test is None else [common_test]
-
-
-def _part_names(x: Inputs) -> set[str] | None:
-    return set(x) if isinstance(x, dict) else None
 
 
 def _per_channel(

@@ -10,11 +10,13 @@ from typing import Any
 
 from fedtailor.analysis.comparison_result import ComparisonResult
 from fedtailor.analysis.formatting import format_value, setting_labels
+from fedtailor.core.code_reference import reference_to
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model, ModelLike, as_model
 from fedtailor.data.datasets import load
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, FedTailorError, RunError, reason, unknown_name
+from fedtailor.experiments.own_parts import OwnNetwork, takes_federation
 from fedtailor.experiments.resume import load_or_continue
 from fedtailor.methods import METHODS, Centralized, Local
 from fedtailor.networks import network
@@ -75,7 +77,8 @@ def compare(
 
     Args:
         methods: Methods, or their names (with default fields).
-        model: A network as in `ft.simulate`, the name of a built-in network, or a function with a parameter `fed`.
+        model: A network as in `ft.simulate`, the name of a built-in network, or a class or function whose first
+            parameter is `fed`.
         data: A federation, the same for all seeds; or a function of the seed that returns one, such as
             `lambda seed: ft.load("digits", clients=20, seed=seed)`; or the name of a built-in data set.
         seeds: One run per method and seed. A significance test needs at least three.
@@ -174,8 +177,11 @@ def _federation(data: Splits, seed: int) -> Federation:
 def _model(model: Networks, fed: Federation) -> Model:
     if isinstance(model, str):
         return network(model, fed)
-    takes_fed = inspect.isfunction(model) and "fed" in inspect.signature(model).parameters
-    return as_model(model(fed) if takes_fed else model)  # type: ignore[operator,call-arg,arg-type]
+    is_code = isinstance(model, type) or inspect.isroutine(model)
+    if not is_code or not takes_federation(model):
+        return as_model(model)  # type: ignore[arg-type]
+    made = model(fed)  # type: ignore[operator,call-arg]
+    return made if isinstance(made, Model) else OwnNetwork(reference_to(model), {}, model).model(fed)  # type: ignore[arg-type]
 
 
 def _names(methods: Sequence[Method]) -> dict[str, Method]:

@@ -45,7 +45,7 @@ class OwnNetwork(OwnPart):
 
     def model(self, fed: Federation) -> Model:
         """Return the network; its initial weights are drawn from the run's seed."""
-        build = partial(self.call, *[fed] * _takes_federation(self.function))
+        build = partial(self.call, *[fed] * takes_federation(self.function))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
             made = build()
@@ -149,12 +149,13 @@ def _settings_of(part: str, name: str, function: Any) -> dict[str, inspect.Param
         parameters = dict(inspect.signature(function).parameters)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"The arguments of '{name}' are unknown; write a Python function that calls it.") from error
-    if part == "network" and _takes_federation(function):
+    if part == "network" and takes_federation(function):
         del parameters["fed"]
     return {n: parameter for n, parameter in parameters.items() if parameter.kind not in _NOT_SETTINGS}
 
 
-def _takes_federation(function: Any) -> bool:
+def takes_federation(function: Any) -> bool:
+    """Return whether the first parameter of a class or function is named `fed`."""
     return next(iter(inspect.signature(function).parameters), None) == "fed"
 
 

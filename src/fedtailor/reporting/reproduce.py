@@ -119,6 +119,12 @@ def _as_table(part: Any) -> dict[str, Any]:
 
 def _compare_command(runs: Sequence[Run]) -> str | None:
     """Return the `fedtailor compare` command if all methods have the same settings and seeds, else None."""
+    local = {run.experiment["seed"]: run.experiment["method"] for run in runs if _is_local(run, sampled=False)}
+    sampled = {run.experiment["seed"]: run.experiment["method"] for run in runs if _is_local(run, sampled=True)}
+    if local and sampled:  # a reference row
+        command = _compare_command([run for run in runs if not _is_local(run, sampled=True)])
+        same = sampled == {seed: {**method, "sampled": True} for seed, method in local.items()}
+        return f"{command} --sampled-local" if command is not None and same else None
     methods = {_method_name(run): run.experiment["method"] for run in runs}
     seeds = sorted({run.experiment["seed"] for run in runs})
     pairs = sorted((_method_name(run), run.experiment["seed"]) for run in runs)
@@ -141,6 +147,11 @@ def _compare_command(runs: Sequence[Run]) -> str | None:
     names = sorted(methods, key=lambda name: name != "local")  # compare runs local training first
     arguments = ["fedtailor", "compare", *names, *flags, "--seeds", ",".join(map(str, seeds))]
     return shlex.join(arguments) if all(_reproduces(arguments[2:], run) for run in runs) else None
+
+
+def _is_local(run: Run, sampled: bool) -> bool:
+    method = run.experiment["method"]
+    return method["name"] == "local" and bool(method.get("sampled")) == sampled
 
 
 def _reproduces(arguments: Sequence[str], run: Run) -> bool:

@@ -18,6 +18,7 @@ import wandb
 from wandb.proto.wandb_internal_pb2 import Record as WandbRecord  # type: ignore[attr-defined]
 from wandb.sdk.internal.datastore import DataStore
 
+from fedtailor.core.code_reference import short_name
 from fedtailor.errors import ConfigError, FedTailorError, RunError, reason
 from fedtailor.reporting.trackers.points import Point, RunInfo
 from fedtailor.runs.files import folder_lock, remove_folder, write_errors
@@ -161,7 +162,7 @@ def _config(info: RunInfo) -> dict[str, Any]:
 
 
 def _tags(info: RunInfo) -> list[str]:
-    names = (info.tags[f"fedtailor.{part}"] for part in ("method", "data", "network"))
+    names = (short_name(info.tags[f"fedtailor.{part}"]) for part in ("method", "data", "network"))
     return [name[:_MAX_TAG_LENGTH] for name in dict.fromkeys(names) if name]
 
 

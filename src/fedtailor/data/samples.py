@@ -1,0 +1,98 @@
+"""Samples of several clients as arrays: join them, check them, and hold out a test set common to all clients."""
+
+from collections import Counter
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtailor.core.model import Inputs
+from fedtailor.data.partition import Indices, hold_out_common
+from fedtailor.errors import DataError
+
+CommonTest = float | Sequence[int] | Indices | None  # a fraction of all samples, or the indices of samples
+
+
+def client_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
+    """Return the names of the clients, by default their numbers; they must be unique."""
+    if not clients:
+        raise DataError("A federation needs at least one client.")
+    labels = tuple(str(name) for name in (range(clients) if names is None else names))
+    if len(labels) != clients:
+        raise DataError(f"There are {clients} clients but {len(labels)} names; give one name per client.")
+    name, times = Counter(labels).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"{times} clients have the name {name}; names must be unique.")
+    return labels
+
+
+def as_pair(sample: Any, client: str) -> tuple[Any, Any]:
+    """Return a sample of a data set as (x, y)."""
+    if not isinstance(sample, Sequence) or len(sample) != 2:
+        raise DataError(f"{client}'s samples must be pairs (x, y); wrap the data set in one that returns pairs.")
+    return sample[0], sample[1]
+
+
+def with_sample_axis(x: Inputs) -> Inputs:
+    """Return one sample as inputs with a leading axis."""
+    return {name: part[None] for name, part in x.items()} if isinstance(x, dict) else x[None]
+
+
+def check_lengths(x: Inputs, y: Tensor, whose: str) -> None:
+    """Raise an error unless inputs and targets have one row per sample."""
+    inputs = {f"inputs '{name}'": part for name, part in x.items()} if isinstance(x, dict) else {"inputs": x}
+    if not inputs:
+        raise DataError(f"{whose} inputs have no parts.")
+    for kind, part in [("targets", y), *inputs.items()]:
+        if not part.ndim:
+            raise DataError(f"{whose} {kind} are a single number; give an array with one row per sample.")
+        if len(part) != len(y):
+            raise DataError(f"{whose} {kind} have {len(part)} rows, but there are {len(y)} targets.")
+
+
+def check_owned(owned: Sequence[Indices], names: Sequence[str], samples: int) -> None:
+    """Raise an error if clients own samples that do not exist, or the same sample."""
+    for name, own in zip(names, owned, strict=True):
+        if len(own) and (own.min() < 0 or own.max() >= samples):
+            raise DataError(f"Client {name} owns samples that do not exist; indices must be from 0 to {samples - 1}.")
+    owners = np.bincount(np.concatenate(owned), minlength=1)
+    if owners.max() > 1:
+        raise DataError(f"Sample {owners.argmax()} is owned twice; each sample must belong to one client.")
+
+
+def join_samples(parts: Sequence[Inputs], owners: Sequence[str], kind: str) -> Any:
+    """Concatenate arrays, which must agree in parts, shapes, and dtypes."""
+    for owner, part in zip(owners, parts, strict=True):
+        if _part_names(part) != _part_names(parts[0]):
+            raise DataError(f"{owner}'s inputs do not have the same parts as those of other clients.")
+    if isinstance(parts[0], dict):
+        return {name: join_samples([part[name] for part in parts], owners, f"{kind} '{name}'") for name in parts[0]}
+    nonempty = next((part for part in parts if len(part)), parts[0])
+    for owner, part in zip(owners, parts, strict=True):
+        if len(part) and (part.shape[1:] != nonempty.shape[1:] or part.dtype != nonempty.dtype):
+            kinds = [f"{str(p.dtype).removeprefix('torch.')} {tuple(p.shape[1:])}" for p in (part, nonempty)]
+            raise DataError(f"{owner}'s {kind} are {kinds[0]}, but those of other clients are {kinds[1]}.")
+    return torch.cat([part for part in parts if len(part)] or [nonempty])
+
+
+def take_common(
+    labels: NDArray[Any], owned: list[Indices], common_test: CommonTest, seed: int
+) -> tuple[list[Indices], Tensor | None]:
+    """Return the clients' samples without those of the common test set, and the samples of that set."""
+    if common_test is None:
+        return owned, None
+    if isinstance(common_test, Real):
+        _, common = hold_out_common(labels, np.sort(np.concatenate(owned)), float(common_test), seed)
+    else:
+        common = np.asarray(common_test, dtype=np.int64)
+        if common.ndim != 1 or not len(common) or common.min() < 0 or common.max() >= len(labels):
+            raise DataError(f"common_test must list the indices of samples, from 0 to {len(labels) - 1}.")
+    return [own[~np.isin(own, common)] for own in owned], torch.from_numpy(np.unique(common))
+
+
+def _part_names(x: Inputs) -> set[str] | None:
+    return set(x) if isinstance(x, dict) else None
