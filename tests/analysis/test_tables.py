@@ -61,7 +61,7 @@ def test_tables_show_other_metrics() -> None:
     assert rows(table)["largest 10 %"][0] == "50.0" and rows(table)["all samples"][0] == "60.0"
     assert str(table.caption).endswith("AUC is undefined for 1 client.")
     table = other_metrics(compare_runs(runs))
-    assert [column.header for column in table.columns] == ["method", "largest 10 %", "AUC", "loss"]
+    assert [column.header for column in table.columns] == ["method", "largest\n10 %", "AUC", "loss"]
     assert list(rows(table)) == ["FedPer", "Local training"]  # in the order of the comparison
     assert rows(table)["Local training"][:2] == ["50.0 ± 0.0", "90.0 ± 0.0"] and rows(table)["FedPer"][1].startswith(
         "55.0 ± "
@@ -92,7 +92,7 @@ def test_tables_explain_common_and_held_out_metrics() -> None:
     assert " loss: mean over clients, weighted by test samples. common: " in caption and "undefined" not in caption
     assert "30 test samples that belong to no client" in caption and "2 clients that never trained" in caption
     headers = [column.header for column in other_metrics(compare_runs(runs)).columns]
-    assert headers == ["method", "largest 10 %", "loss", "common accuracy", "held-out accuracy"]
+    assert headers == ["method", "largest\n10 %", "loss", "common\naccuracy", "held-out\naccuracy"]
     assert "1 client without test samples" in str(comparison_table(compare_runs(runs)).caption)
 
 

@@ -12,6 +12,7 @@ import pytest
 import fedtailor as ft
 from conftest import TinyNet, error_message, tiny_federation
 from fedtailor.core.trees import Tree
+from fedtailor.reporting.report import build_page
 
 SETTINGS: dict[str, Any] = {"rounds": 2, "batch_size": 4, "dtype": "float64", "engine": "sequential"}
 
@@ -64,6 +65,13 @@ def test_references_are_shown_but_not_ranked() -> None:
     )
     assert "With FedAvg, the only federated method here" in result.verdict()
     assert [row["is_reference"] for row in result.rows()] == [False, False, True, True]
+    page = build_page(result.runs)
+    texts = [
+        page.title,
+        *(text for s in page.chapters[0].sections for text in (*s.answer, *(f.summary for f in s.figures))),
+    ]
+    assert page.title.startswith("FedAvg and local training on digits")
+    assert not any("centralized training last" in text or "gain is largest with centralized" in text for text in texts)
 
 
 def test_rows_per_client_and_seed_add_up_to_the_score_of_the_method() -> None:

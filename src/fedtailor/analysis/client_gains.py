@@ -50,16 +50,16 @@ def _gain(group: Comparison, ours: float, theirs: float, samples: int) -> Client
 
 
 def gains_over_local(group: Comparison) -> dict[str, dict[Client, ClientGain]]:
-    """Return the clients' gains over local training for each method that has any, in the order of the methods."""
+    """Return the clients' gains over local training for each ranked method that has any, in the order of methods."""
     local = group.baseline
-    found = {o: client_gains(group, o, local) for o in group.methods if o != local} if local is not None else {}
+    found = {o: client_gains(group, o, local) for o in group.ranked if o != local} if local is not None else {}
     return {label: gains for label, gains in found.items() if gains}
 
 
 def gain_sentences(group: Comparison) -> list[str]:
     """Return how many clients gain over local training, and how many lose, with the best federated method; nothing if
     no client has scores with both."""
-    others = {label: found for label, found in gains_over_local(group).items() if label not in group.references}
+    others = gains_over_local(group)
     if not others:
         return []
     best, found = next(iter(others.items()))

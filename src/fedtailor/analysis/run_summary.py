@@ -163,6 +163,11 @@ class Comparison:
             if name == "centralized" or (name == "local" and label != self.baseline and self._is_sampled(label))
         ]
 
+    @property
+    def ranked(self) -> list[str]:
+        """Labels of the methods that are ranked, the best first: all except the references."""
+        return [label for label in self.methods if label not in self.references]
+
     def _is_sampled(self, label: str) -> bool:
         return bool(self.methods[label][0].run.experiment["method"].get("sampled"))
 
@@ -209,8 +214,7 @@ class Comparison:
     @cached_property
     def ranking(self) -> Ranking | None:
         """The best method and its differences to the others; None if no method has a score."""
-        ranked = [label for label in self.methods if label not in self.references]
-        scores = {label: score for label in ranked if (score := self.score(label)) is not None}
+        scores = {label: score for label in self.ranked if (score := self.score(label)) is not None}
         if not scores:
             return None
         best, *others = scores

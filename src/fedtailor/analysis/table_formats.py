@@ -79,7 +79,9 @@ def to_latex(table: Table, bold: Collection[tuple[int, int]] = ()) -> str:
     notes = [f"% {line}" for text in (table.title, table.caption) for line in _text(text).splitlines()]
     lines = [*notes, r"% requires \usepackage{booktabs}", rf"\begin{{tabular}}{{{kinds}}}", r"\toprule"]
     lines += [rf"{' & '.join(map(_latex, headings))} \\", r"\midrule"]
-    lines += [rf"{' & '.join(row)} \\" for row in marked]
+    for row, cells in enumerate(marked):
+        lines.append(rf"{' & '.join(cells)} \\")
+        lines += [r"\midrule"] if table.rows[row].end_section and row < len(rows) - 1 else []
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 

@@ -87,7 +87,7 @@ def comparison_table(group: Comparison) -> Table:
         table.caption += f" Not ranked, as references: {join_names(group.references)}."
     table.caption += f" {SAME_START}" if seeds_share_start(group) else ""
     table.caption += f" {note}" if (note := early_stopping_note(every)) else ""
-    return table
+    return _keep_words(table)
 
 
 def best_cells(group: Comparison) -> set[tuple[int, int]]:
@@ -125,7 +125,8 @@ def other_metrics(group: Comparison) -> Table:
     metrics; on the common test set and of held-out clients, only the score."""
     every, score = [summary.run for summary in group.summaries], group.first.info["score"]
     names = [n for n in other_metric_names(every) if metric_group(n, every[0]) in ("", n.removesuffix(score))]
-    table = new_table("", ["method", "largest 10 %", *(ScoreFormat(name).name for name in names)], left=1)
+    headings = ["largest 10 %", *(ScoreFormat(name).name for name in names)]
+    table = new_table("", ["method", *(heading.replace(" ", "\n", 1) for heading in headings)], left=1)
     for label, summaries in group.methods.items():
         runs = [summary.run for summary in summaries]
         moment = group.ranked_by(label)
@@ -136,7 +137,7 @@ def other_metrics(group: Comparison) -> Table:
         "Last round, at the moment that ranks the method. largest 10 %: clients with the most training samples."
         f"{_metric_notes(names, every)}"
     )
-    return table
+    return _keep_words(table)
 
 
 def _untested(run: Run) -> str:
@@ -202,7 +203,10 @@ def spread(metric: str, values: Sequence[float]) -> str:
     if not values:
         return ""
     several = len(values) > 1 and all(map(isfinite, values))  # no deviation if a run diverged
-    return _value(metric, mean(values)) + (f" ± {_value(metric, stdev(values))}" if several else "")
+    if not several:
+        return _value(metric, mean(values))
+    deviation = _value(metric, stdev(values)) if ScoreFormat(metric).unit else f"{stdev(values):.2g}"
+    return f"{_value(metric, mean(values))} ± {deviation}"
 
 
 def _value(metric: str, value: float | None) -> str:
@@ -219,4 +223,12 @@ def new_table(title: str, columns: Sequence[str], left: int) -> Table:
     table.pad_edge, table.collapse_padding = False, True
     for position, column in enumerate(columns):
         table.add_column(column, justify="left" if position < left else "right", no_wrap=position >= left)
+    return table
+
+
+def _keep_words(table: Table) -> Table:
+    """Let the first column break lines between words, but never inside a word, in narrow terminals."""
+    table.columns[0].min_width = max(
+        (len(word) for cell in table.columns[0].cells for word in str(cell).split()), default=0
+    )
     return table

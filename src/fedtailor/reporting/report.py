@@ -107,10 +107,8 @@ def build_page(runs: Sequence[Run], unfinished: Sequence[Path] = ()) -> Page:
 
 
 def _title(groups: Sequence[Comparison]) -> str:
-    methods = {
-        run_summary.run.method: run_summary.run.method_title for group in groups for run_summary in group.summaries
-    }
-    names = [title for method, title in methods.items() if method != "local"]
+    runs = [run_summary.run for group in groups for label in group.ranked for run_summary in group.methods[label]]
+    names = list({run.method: run.method_title for run in runs if run.method != "local"}.values())
     data = list(dict.fromkeys(str(group.first.experiment["data"].get("name", "custom data")) for group in groups))
     what = names[0] if len(names) == 1 else f"{len(names)} federated methods" if names else "Local training"
     local = " and local training" if names and any(group.baseline for group in groups) else ""

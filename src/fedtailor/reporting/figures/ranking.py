@@ -73,7 +73,7 @@ def _error_bars(
 
 
 def _ranking_summary(group: Comparison) -> str:
-    scored = group.scored
+    scored = [label for label in group.ranked if group.score(label) is not None]
     if not scored:
         return "No run has a score in its last round."
     best, last, fmt = scored[0], scored[-1], group.fmt
