@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import fedtailor as ft
-from fedtailor.cli import console
-from fedtailor.cli import run as run_commands
+from fedtailor.cli import console, show
 from fedtailor.cli.main import app
 
 COMMAND = (
@@ -75,7 +74,7 @@ def set_round_axis(axis: Any, label: str) -> None:
 def comparison(path: Path) -> None:
     """The output of the comparison in `make run`."""
     terminal = Console(record=True, width=80, force_terminal=True)
-    for module in (run_commands, console):  # both import the console by this name
+    for module in (show, console):  # both import the console by this name
         vars(module)["out"] = terminal
     command = f"{COMMAND} --out runs/make-run"
     terminal.print(f"$ {command}", highlight=False)
