@@ -237,6 +237,7 @@ def test_client_joins_late_and_leaves(tmp_path: Path) -> None:
         deployed.run_command("stop")
         write_deployment(deployed.operator, replace(deployed.deployment, retry=5))
         deployed.unblock("ann")
+        deployed.wait_until_unblocked("ann")  # otherwise it would be blocked again in the round that was stopped
         deployed.resume()
 
         deployed.block("ann", after=0, selected=2)

@@ -487,4 +487,4 @@ def test_code_in_documentation_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)```", document.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "document.py").write_text("\n".join(blocks))
     done = subprocess.run([sys.executable, "document.py"], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0 and len(blocks) == 2, done.stderr
+    assert done.returncode == 0 and blocks, done.stderr

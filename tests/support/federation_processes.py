@@ -59,6 +59,7 @@ def block_training() -> None:
         while is_blocked(self._request.round):
             write_text(block_file.with_suffix(".blocked"), str(self._request.round))
             Event().wait(0.05)
+        block_file.with_suffix(".blocked").unlink(missing_ok=True)
         return train(self, message)
 
     Worker.train = wait_and_train  # type: ignore[method-assign]
@@ -285,7 +286,9 @@ class Federation:
 
         def is_blocked() -> bool:
             write_text(self._block_file(name), str(number))
-            return blocked.is_file() and int(blocked.read_text()) > number
+            with suppress(OSError):  # the client removes the file when it continues
+                return int(blocked.read_text()) > number
+            return False
 
         while True:
             wait_until(is_blocked, f"{name} works on a round after {number}")
@@ -295,6 +298,11 @@ class Federation:
 
     def unblock(self, name: str) -> None:
         self._block_file(name).unlink()
+
+    def wait_until_unblocked(self, name: str) -> None:
+        """Wait until a client has noticed that it is not blocked any more, so that it can be blocked again."""
+        blocked = self._block_file(name).with_suffix(".blocked")
+        wait_until(lambda: not blocked.exists(), f"{name} continues")
 
     def wait_for_round(self, number: int) -> None:
         wait_until(lambda: self.rounds_done() >= number, f"round {number} is done")
