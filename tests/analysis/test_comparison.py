@@ -11,8 +11,8 @@ from conftest import error_message
 from fedtailor.analysis.client_gains import client_gains, gain_sentences, gains_over_local
 from fedtailor.analysis.comparability import is_local_baseline
 from fedtailor.analysis.comparison import compare_with_best, rank
+from fedtailor.analysis.comparison_tables import score_table
 from fedtailor.analysis.run_summary import compare_runs, make_comparisons
-from fedtailor.analysis.tables import comparison_table
 from fedtailor.reporting.figures import clients, curves, gains, ranking
 from fedtailor.reporting.page import render_page
 from fedtailor.reporting.report import build_page, report
@@ -84,7 +84,8 @@ def test_verdict_states_interval_p_value_and_dependence_of_seeds() -> None:
     text = verdict_text(seeded_runs({"local": [0.70, 0.55, 0.60], "fedper": [0.80, 0.75, 0.90]}))
     assert "but its 20.0-point lead over local training is not statistically significant over 3 seeds." in text
     assert "Scores are accuracy over all test samples after the last round, mean of 3 seeds, as trained." in text
-    pair = "20.0 points lower (95 % interval of this pair only: −4.8 to +44.8): not statistically significant"
+    interval = "95 % interval of the lead, for this pair only: −4.8 to +44.8"
+    pair = f"20.0 points lower ({interval}): not statistically significant"
     assert f"Local training scores 61.7 %, {pair} over 3 seeds (p = 0.074)." in text
     assert "FedPer scores higher than local training in 3 of 3 seeds." in text
     assert "Seeds that re-split the same data are not fully independent, so intervals may be too narrow" in text
@@ -95,7 +96,7 @@ def test_verdict_states_interval_p_value_and_dependence_of_seeds() -> None:
 def test_verdict_names_methods_that_are_worse_and_indistinguishable() -> None:
     scores = {"local": [0.70, 0.72, 0.71], "fedper": [0.80, 0.83, 0.82], "ditto": [0.79, 0.84, 0.80]}
     text = verdict_text(seeded_runs(scores))
-    assert "It scores significantly higher than local training; it is not distinguishable from Ditto." in text
+    assert "FedPer scores significantly higher than local training; it is not distinguishable from Ditto." in text
     assert "after correction for 2 comparisons" in text and "Local training scores 71.0 %" in text
 
 
@@ -242,7 +243,7 @@ def test_comparison_ranks_common_model_by_received_scores() -> None:
     assert group.score("FedAvg") == pytest.approx(0.5) and group.score("FedAvg", "trained") == pytest.approx(0.6)
     assert [one.gain for one in gains_over_local(group)["FedAvg"].values()] == [pytest.approx(-0.05)]
     assert "after the last round, FedAvg as received, the others as trained." in verdict_text(runs)
-    table = comparison_table(group)
+    table = score_table(group)
     shown = {str(column.header): list(column.cells) for column in table.columns}
     assert (shown["trained"], shown["received"]) == (["55.0*", "60.0 "], ["45.0 ", "50.0*"])
     assert shown["worst 10 %"] == ["55.0", "50.0"]
@@ -264,7 +265,7 @@ def test_verdict_and_table_say_if_seeds_share_initial_weights(initial_weights: s
         for method in ("local", "fedper")
         for seed in (0, 1, 2)
     ]
-    for text in (verdict_text(runs), str(comparison_table(compare_runs(runs)).caption)):
+    for text in (verdict_text(runs), str(score_table(compare_runs(runs)).caption)):
         assert ("All seeds start from the same initial weights" in text) == (initial_weights == "fixed")
     assert "initial weights" not in verdict_text([run for run in runs if run.experiment["seed"] == 0])
 

@@ -6,8 +6,10 @@ import pytest
 from rich.table import Table
 
 import fedtailor as ft
+from fedtailor.analysis.comparison_tables import cost_table, generalization_table, metric_table, score_table
 from fedtailor.analysis.run_summary import compare_runs
-from fedtailor.analysis.tables import comparison_table, other_metrics, run_table
+from fedtailor.analysis.table_formats import to_text
+from fedtailor.analysis.tables import run_table
 from support.example_runs import method_title
 
 
@@ -32,15 +34,16 @@ def make_run(
 )
 def test_comparison_ranks_by_direction_of_score(better: bool, order: list[str]) -> None:
     info: dict[str, Any] = {"higher_is_better": better, "score": "accuracy"}
-    table = comparison_table(
-        compare_runs([make_run("local", 0, {0: 0.5}, **info), make_run("fedper", 0, {0: 0.7}, **info)])
-    )
+    table = score_table(compare_runs([make_run("local", 0, {0: 0.5}, **info), make_run("fedper", 0, {0: 0.7}, **info)]))
     assert list(table.columns[0].cells) == order
 
 
 def test_comparison_costs_are_means_per_run() -> None:
-    table = comparison_table(compare_runs([make_run("local", seed, {0: 0.5}) for seed in (0, 1)]))
+    table = cost_table(compare_runs([make_run("local", seed, {0: 0.5}) for seed in (0, 1)]))
     assert [next(iter(column.cells)) for column in table.columns][-3:] == ["2.0", "4.0", "1.5"]
+    assert rows(cost_table(compare_runs([make_run("centralized", 0, {0: 0.5})]))) == {
+        "Centralized training": ["–", "–", "1.5"]
+    }
     assert "2.0 MB up and 4.0 MB down" in str(run_table(make_run("local", 0, {0: 0.5})).caption)
 
 
@@ -49,7 +52,7 @@ def rows(table: Table) -> dict[str, list[str]]:
     return {first: others for first, *others in zip(*(column.cells for column in table.columns), strict=True)}
 
 
-def test_tables_show_other_metrics() -> None:
+def test_tables_show_metric_table() -> None:
     runs = [
         make_run("local", 0, {0: 0.5, 1: 0.7}, auc={1: 0.9}),
         make_run("local", 1, {0: 0.5, 1: 0.7}, auc={1: 0.9}),
@@ -60,7 +63,7 @@ def test_tables_show_other_metrics() -> None:
     assert rows(table)["AUC"][0] == "90.0" and rows(table)["loss"][0] == "0.6"
     assert rows(table)["largest 10 %"][0] == "50.0" and rows(table)["all samples"][0] == "60.0"
     assert str(table.caption).endswith("AUC is undefined for 1 client.")
-    table = other_metrics(compare_runs(runs))
+    table = metric_table(compare_runs(runs))
     assert [column.header for column in table.columns] == ["method", "largest\n10 %", "AUC", "loss"]
     assert list(rows(table)) == ["FedPer", "Local training"]  # in the order of the comparison
     assert rows(table)["Local training"][:2] == ["50.0 ± 0.0", "90.0 ± 0.0"] and rows(table)["FedPer"][1].startswith(
@@ -88,12 +91,36 @@ def test_tables_explain_common_and_held_out_metrics() -> None:
     assert "3 clients and 2 held out, 1 round;" in str(table.title)
     shown = {name: cells[0] for name, cells in rows(table).items()}
     assert (shown["common accuracy"], shown["held-out accuracy"], shown["held-out loss"]) == ("50.0", "30.0", "2")
-    caption = str(other_metrics(compare_runs(runs)).caption)
-    assert " loss: mean over clients, weighted by test samples. common: " in caption and "undefined" not in caption
-    assert "30 test samples that belong to no client" in caption and "2 clients that never trained" in caption
-    headers = [column.header for column in other_metrics(compare_runs(runs)).columns]
-    assert headers == ["method", "largest\n10 %", "loss", "common\naccuracy", "held-out\naccuracy"]
-    assert "1 client without test samples" in str(comparison_table(compare_runs(runs)).caption)
+    assert [column.header for column in metric_table(compare_runs(runs)).columns] == ["method", "largest\n10 %", "loss"]
+    beyond = generalization_table(compare_runs(runs))
+    assert beyond is not None and "undefined" not in str(beyond.caption)
+    assert "30 test samples that belong to no client" in str(beyond.caption)
+    assert "2 clients that never trained" in str(beyond.caption)
+    headers = [str(column.header).replace("\n", " ") for column in beyond.columns]
+    assert headers == ["method", "common trained", "common received", "held-out trained", "held-out received"]
+    assert set(map(tuple, rows(beyond).values())) == {("50.0", "50.0", "30.0", "30.0")}
+    assert "1 client without test samples" in str(score_table(compare_runs(runs)).caption)
+
+
+def test_tables_of_a_comparison_fit_into_80_columns_without_cutting_words() -> None:
+    """Also with long labels and two digits before and after ±."""
+    values = {0: 0.123, 1: 0.987}
+    runs = [
+        make_run(method, seed, {c: v / (1 + seed) for c, v in values.items()}, auc=values, common_test=9)
+        for method in ("local", "fedavg", "fedapa", "centralized") for seed in (0, 1)
+    ]  # fmt: skip
+    for run in runs:
+        for moment in ("received", "trained"):
+            run.records[0]["per_client"] |= {f"common_accuracy_{moment}": values, f"macro_f1_{moment}": values}
+            run.records[0]["per_client"] |= {f"held_out_accuracy_{moment}": {2: values[run.experiment["seed"]]}}
+        run.info["held_out_clients"] = [{"name": "new", "train": 1, "test": 1, "validation": 0}]
+    for table in ft.ComparisonResult(runs, target=0.5).tables():
+        lines = to_text(table, 80).splitlines()
+        words = " ".join(lines).split()
+        assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+        assert {"FedAvg", "FedAPA", "Local", "Centralized"} <= set(words)
+        last = [word for cell in table.columns[-1].cells for word in str(cell).split()]
+        assert all(word in words for word in last)
 
 
 def test_tables_say_which_runs_stopped_early() -> None:
@@ -103,7 +130,7 @@ def test_tables_say_which_runs_stopped_early() -> None:
     runs[1].records = [*runs[1].records, runs[1].records[0] | {"round": 2, "stopped_early": True}]
     note = "The run stopped early, after 2 of 9 rounds: the validation score had not improved for 1 evaluation."
     assert note in str(run_table(runs[1]).caption) and "stopped" not in str(run_table(runs[0]).caption)
-    table = comparison_table(compare_runs(runs))
+    table = score_table(compare_runs(runs))
     assert "1 clients, 1 to 2 rounds" in str(table.title)
     assert "1 of 2 runs stopped early, after 2 of 9 rounds" in str(table.caption)
 
@@ -114,7 +141,7 @@ def test_comparison_diverged_seed_has_no_mean() -> None:
         make_run("fedavg", seed, {0: score}, score="loss", higher_is_better=False)
         for seed, score in enumerate((0.4, float("nan")))
     ]
-    found = rows(comparison_table(compare_runs(runs)))
+    found = rows(score_table(compare_runs(runs)))
     assert list(found) == ["Local training", "FedAvg"] and found["FedAvg"][0] == "–*"
 
 
@@ -123,5 +150,5 @@ def test_comparison_counts_clients_that_gain_beyond_their_test_samples() -> None
     runs = [make_run("local", 0, {0: 0.5, 1: 0.5}), make_run("fedper", 0, {0: 0.52, 1: 0.9})]
     for run in runs:
         run.info["clients"] = [{**client, "test": 100} for client in run.info["clients"]]
-    found = rows(comparison_table(compare_runs(runs)))
+    found = rows(score_table(compare_runs(runs)))
     assert found["FedPer"][3] == "50 %" and found["Local training"][3] == ""

@@ -103,7 +103,9 @@ def test_failed_run_leaves_the_others() -> None:
     assert sorted(result.group.methods) == ["FedAvg", "Local training"]
     [(name, why)] = result.failures.items()
     assert name.endswith("nsteady-seed0") and why == "RuntimeError: out of order."
-    assert "RuntimeError: out of order." in result.table() and "1 failed" in repr(result)
+    for text in (result.table(), result.verdict(), result.to_markdown(), result._repr_html_()):
+        assert "nsteady-seed0 is missing: RuntimeError: out of order." in text
+    assert "1 run missing" in repr(result)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,10 @@ def test_failed_run_leaves_the_others() -> None:
         ("fedavg", {}, "compare takes a list of methods"),
         ([ft.methods.FedAvg], {}, "A method must be an instance"),
         (["fedavg", "fedavg"], {}, "FedAvg is listed twice"),
-        (["fedavg"], {"seeds": []}, "seeds must have at least one number"),
+        (["fedavg"], {"seeds": []}, "seeds must be a list of numbers"),
+        (["fedavg"], {"seeds": 3}, "seeds must be a list of numbers, such as [0, 1, 2], got 3"),
+        (["fedavg"], {"target": 90}, "target must be a fraction such as 0.9 (90 %), got 90"),
+        ([], {}, "compare needs at least one method"),
         (["fedavg"], {"seed": 1}, "seeds=[...] instead of seed"),
         (["fedavg"], {"round": 1}, "did you mean 'rounds'?"),
     ],
@@ -136,9 +141,8 @@ def test_same_call_with_a_folder_continues_and_adds_methods(tmp_path: Path) -> N
     assert "contains another run" in error_message(
         lambda: ft.compare(more, TinyNet, fed, folder=tmp_path / "all", sampled_local=True, **SETTINGS | {"rounds": 3})
     )
-    assert "contains other files" in error_message(
-        lambda: ft.compare(methods, TinyNet, fed, folder=tmp_path / "all", **SETTINGS)
-    )
+    fewer = "contains runs of another comparison (fedprox-mu0.1-seed0, local-sampled-seed0); compare these methods"
+    assert fewer in error_message(lambda: ft.compare(methods, TinyNet, fed, folder=tmp_path / "all", **SETTINGS))
 
 
 @pytest.fixture(scope="module")

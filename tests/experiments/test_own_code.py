@@ -30,6 +30,7 @@ from fedtailor.reporting.dashboard.views import run_details
 from support.dashboard_client import read_runs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own_code.md").read_text()
+EXECUTES = "is code that importing would execute"
 OWN = {"method": "my_module:MyMethod", "network": "my_module:MyNet", "data": "my_module:load"}
 ALLOW = CodeConsent(everything=True)
 NET = """
@@ -226,7 +227,8 @@ def test_code_that_only_a_file_names_needs_consent(
     (folder / "exp.toml").write_text(part)
     for words in (["run", "exp.toml"], ["sweep", "exp.toml", "--rounds", "1,2"]):
         assert fedtailor(*words) == 2
-        how = f"'evil:X' is your own code; to import it, run: fedtailor {shlex.join(words)} --allow-code."
+        command = f"fedtailor {shlex.join(words)} --allow-code"
+        how = f"'evil:X' {EXECUTES}; if you trust it, name it in the command, or run: {command}."
         assert how in capsys.readouterr().err and not (folder / "imported").exists()
     assert fedtailor("run", "exp.toml", "--allow-code") == 2
     assert "no class or function in 'evil' named 'X'" in capsys.readouterr().err and (folder / "imported").exists()
@@ -244,8 +246,8 @@ def test_viewing_a_folder_never_imports_the_code_that_it_names(folder: Path, fed
     assert fedtailor("track", "runs", "--tensorboard", "logs") == 0
     _, views = read_runs(folder / "runs")
     assert run_details(views["one"]) and views["one"].row()["method"] == "MyMethod"
-    assert "is your own code" in error_message(lambda: parse_form({"method": OWN["method"]}))
-    assert "is your own code" in error_message(lambda: make_deployment({"method": OWN["method"]}))
+    assert EXECUTES in error_message(lambda: parse_form({"method": OWN["method"]}))
+    assert EXECUTES in error_message(lambda: make_deployment({"method": OWN["method"]}))
     assert "my_module" not in sys.modules and not (folder / "imported").exists()
 
 
@@ -253,10 +255,10 @@ def test_resume_imports_code_that_is_named_again_or_allowed(
     folder: Path, fedtailor: Fedtailor, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = stopped_run(folder / "my run")
-    hint = "method 'my_module:MyMethod' is your own code; to import it, run: fedtailor resume 'my run' --allow-code"
+    hint = f"method 'my_module:MyMethod' {EXECUTES}; if you trust it, run: fedtailor resume 'my run' --allow-code"
     assert fedtailor("resume", "my run") == 2 and hint in capsys.readouterr().err
     assert fedtailor("resume", "my run", "--method", OWN["method"], "--data", OWN["data"]) == 2
-    assert "network 'my_module:MyNet' is your own code" in capsys.readouterr().err
+    assert f"network 'my_module:MyNet' {EXECUTES}" in capsys.readouterr().err
     with caplog.at_level(logging.WARNING, "fedtailor"):
         assert fedtailor("resume", "my run", *(word for part, name in OWN.items() for word in (f"--{part}", name))) == 0
         assert not caplog.messages
@@ -289,14 +291,14 @@ def test_export_and_predict_import_only_code_that_is_allowed(
     folder: Path, fedtailor: Fedtailor, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = finished_run(folder / "run")
-    assert "is your own code" in error_message(lambda: ft.load_personal(run, 0)) and "my_module" not in sys.modules
+    assert EXECUTES in error_message(lambda: ft.load_personal(run, 0)) and "my_module" not in sys.modules
     own = ["--method", OWN["method"], "--network", OWN["network"]]
     assert fedtailor("export", "run", "--client", "0", "-o", "one.safetensors", *own) == 0
     fed = ft.load("digits", clients=4, partition="iid")
     np.save("x.npy", fed.x[:3].numpy())
     forget(folder)
     assert fedtailor("predict", "one.safetensors", "x.npy") == 2 and "my_module" not in sys.modules
-    assert "add --allow-code to the command" in capsys.readouterr().err
+    assert "name it in the command or add --allow-code" in capsys.readouterr().err
     assert fedtailor("predict", "one.safetensors", "x.npy", "--allow-code") == 0
     model = ft.load_personal(run, 0, allow_code=True)
     assert torch.equal(ft.load_personal("one.safetensors", allow_code=True)(fed.x[:3]), model(fed.x[:3]))

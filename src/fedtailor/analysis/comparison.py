@@ -146,7 +146,7 @@ def pair_sentence(ranking: Ranking, found: PairwiseDifference) -> str:
         sentence += f", {fmt.gap(test.mean)} {ranking.comparative(test.mean < 0)}{where}"
     if test.interval is None or found.p is None:
         return f"{sentence}."
-    interval = f"95 % interval of this pair only: {' to '.join(map(fmt.signed, test.interval))}"
+    interval = f"95 % interval of the lead, for this pair only: {' to '.join(map(fmt.signed, test.interval))}"
     many = sum(pair.p is not None for pair in ranking.differences)
     correction = f" after correction for {many} comparisons" if many > 1 else ""
     return f"{sentence} ({interval}): {_outcome(found)} ({format_p(found.p)}{correction})."
@@ -159,7 +159,8 @@ def other_methods(ranking: Ranking) -> list[str]:
         return []
     worse, better, similar = ([f.other for f in tested if f.direction == direction] for direction in (1, -1, 0))
     up = ranking.comparative(True)
-    parts = [f"it scores significantly {up} than {join_names(worse, 8)}"] if worse else []
+    best, it = ranking.best, "it" if worse else ranking.best
+    parts = [f"{best} scores significantly {up} than {join_names(worse, 8)}"] if worse else []
+    parts += [f"{it} is not distinguishable from {join_names(similar, 8)}"] if similar else []
     parts += [f"{_IN_COMMON}, {join_names(better, 8)} scored significantly {up}"] if better else []
-    parts += [f"it is not distinguishable from {join_names(similar, 8)}"] if similar else []
     return [f"{parts[0][0].upper()}{'; '.join(parts)[1:]}."]

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from fedtailor.analysis.client_gains import gain_sentences
+from fedtailor.analysis.comparison_tables import best_cells, cost_table, generalization_table, metric_table, score_table
+from fedtailor.analysis.formatting import ScoreFormat, count_of
 from fedtailor.analysis.rows import client_rows, method_rows, seed_rows
 from fedtailor.analysis.run_summary import Comparison, compare_runs
 from fedtailor.analysis.table_formats import to_csv, to_json, to_latex, to_markdown, to_text
-from fedtailor.analysis.tables import best_cells, comparison_table, other_metrics, target_table
 from fedtailor.analysis.verdict import verdict_sentences
-from fedtailor.errors import unknown_name
+from fedtailor.errors import ConfigError, unknown_name
 from fedtailor.runs.dataframes import to_frame
 from fedtailor.runs.files import write_atomic, write_errors
 from fedtailor.runs.run import Run
@@ -43,24 +44,34 @@ class ComparisonResult:
     target: float | None = None
     folder: Path | None = None  # with one folder per run
 
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise ConfigError("A comparison needs at least one run.")
+        if self.target is not None:
+            check_target(self.target, self.runs[0].info["score"])
+
     @cached_property
     def group(self) -> Comparison:
         """The runs by method, the best method first."""
         return compare_runs(self.runs)
 
     def tables(self) -> list[Table]:
-        """Return the tables for a rich console: the scores, the other metrics, and the costs of reaching the target."""
-        targets = [] if self.target is None else [target_table(self.group, self.target)]
-        return [comparison_table(self.group), other_metrics(self.group), *targets]
+        """Return the tables for a rich console: scores, costs, other metrics, and scores on a common test set and of
+        held-out clients, if there are any."""
+        beyond = generalization_table(self.group)
+        tables = [score_table(self.group), cost_table(self.group, self.target), metric_table(self.group)]
+        return tables if beyond is None else [*tables, beyond]
 
     def table(self, width: int = 100) -> str:
         """Return the tables as text, to print."""
-        failed = [f"{name} failed: {why}" for name, why in self.failures.items()]
-        return "\n\n".join([*(to_text(table, width) for table in self.tables()), *failed])
+        return "\n\n".join([*(to_text(table, width) for table in self.tables()), *self._failures()])
 
     def verdict(self) -> str:
         """Return in words which method is best, whether that is more than chance, and which clients gain."""
-        return " ".join([*verdict_sentences(self.group), *gain_sentences(self.group)])
+        return " ".join([*verdict_sentences(self.group), *gain_sentences(self.group), *self._failures()])
+
+    def _failures(self) -> list[str]:
+        return [f"{name} is missing: {why}" for name, why in self.failures.items()]
 
     def rows(self, per: str = "method") -> list[dict[str, Any]]:
         """Return plain rows per "method", per "seed" (and method), or per "client" (and method and seed).
@@ -118,15 +129,26 @@ class ComparisonResult:
         return [(first, best_cells(self.group)), *((table, set()) for table in others)]
 
     def __repr__(self) -> str:
-        methods, seeds = len(self.group.methods), len(self.group.seeds)
-        best = f", best: {self.group.ranking.best}" if self.group.ranking is not None else ""
-        failed = f", {len(self.failures)} failed" if self.failures else ""
-        return f"ComparisonResult({methods} methods, {seeds} seeds{best}{failed})"
+        counts = [count_of(len(self.group.ranked), "method"), count_of(len(self.group.seeds), "seed")]
+        best = [f"best: {self.group.ranking.best}"] if self.group.ranking is not None else []
+        missing = [f"{count_of(len(self.failures), 'run')} missing"] if self.failures else []
+        return f"ComparisonResult({', '.join([*counts, *best, *missing])})"
 
     def _repr_html_(self) -> str:
         from fedtailor.reporting.notebook.comparison import comparison_html
 
         return comparison_html(self)
+
+
+def check_target(target: float, score: str) -> None:
+    """Raise an error if a score can never reach the target.
+
+    >>> check_target(90, "accuracy")
+    Traceback (most recent call last):
+    fedtailor.errors.ConfigError: target must be a fraction such as 0.9 (90 %), got 90.
+    """
+    if ScoreFormat(score).unit and not 0 < target <= 1:
+        raise ConfigError(f"target must be a fraction such as 0.9 (90 %), got {target}.")
 
 
 def _write(text: str, path: str | Path | None) -> str:

@@ -33,13 +33,18 @@ def method_rows(group: Comparison, target: float | None = None) -> list[Row]:
         for statistic in _STATISTICS:
             row |= mean_and_std(statistic, over_seeds(runs, moment, statistic))
         for metric in other_metric_names(runs):
-            row |= mean_and_std(metric, over_seeds(runs, moment, "weighted", metric))
+            if not (prefix := metric_group(metric, runs[0])):
+                row |= mean_and_std(metric, over_seeds(runs, moment, "weighted", metric))
+            elif metric == f"{prefix}{runs[0].info['score']}":  # beyond the clients' own test samples: both moments
+                for name in ("trained", "received"):
+                    row |= mean_and_std(f"{metric}_{name}", over_seeds(runs, name, "weighted", metric))
         gain = [one.direction for one in gains.get(label, {}).values()]
         row["better_than_local"] = sum(sign > 0 for sign in gain) / len(gain) if gain else None
         row["worse_than_local"] = sum(sign < 0 for sign in gain) / len(gain) if gain else None
         row["lead_of_best"] = tests[label].test.mean if label in tests and tests[label].test.seeds else None
         row["p_value"] = tests[label].p if label in tests else None
-        row |= {key: mean(run.total(key) for run in runs) for key in ("bytes_up", "bytes_down", "seconds")}
+        costs = {key: mean(run.total(key) for run in runs) for key in ("bytes_up", "bytes_down", "seconds")}
+        row |= costs | (dict.fromkeys(["bytes_up", "bytes_down"]) if group.is_centralized(label) else {})
         if target is not None:
             cost = target_cost(group, label, target)
             row |= {"target": target, "seeds_reaching_target": cost.seeds_reaching, "rounds_to_target": cost.rounds}

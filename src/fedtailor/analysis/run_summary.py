@@ -156,20 +156,20 @@ class Comparison:
     def references(self) -> list[str]:
         """Labels that are shown but not ranked: centralized training, which needs all data in one place, and local
         training in sampled rounds if local training in every round is the baseline."""
-        names = {label: runs[0].run.experiment["method"]["name"] for label, runs in self.methods.items()}
-        return [
-            label
-            for label, name in names.items()
-            if name == "centralized" or (name == "local" and label != self.baseline and self._is_sampled(label))
-        ]
+        return [label for label in self.methods if self.is_centralized(label) or self._is_sampled_local(label)]
 
     @property
     def ranked(self) -> list[str]:
         """Labels of the methods that are ranked, the best first: all except the references."""
         return [label for label in self.methods if label not in self.references]
 
-    def _is_sampled(self, label: str) -> bool:
-        return bool(self.methods[label][0].run.experiment["method"].get("sampled"))
+    def is_centralized(self, label: str) -> bool:
+        """Return whether a label is centralized training, whose bytes are not those of a federated method."""
+        return str(self.methods[label][0].run.experiment["method"]["name"]) == "centralized"
+
+    def _is_sampled_local(self, label: str) -> bool:
+        method = self.methods[label][0].run.experiment["method"]
+        return method["name"] == "local" and label != self.baseline and bool(method.get("sampled"))
 
     @property
     def summaries(self) -> list[RunSummary]:

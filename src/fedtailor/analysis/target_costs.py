@@ -8,13 +8,17 @@ from fedtailor.analysis.run_summary import Comparison, RunSummary
 
 @dataclass(frozen=True)
 class TargetCost:
-    """The means over the seeds that reach the target; None if no seed does."""
+    """The means over the seeds that reach the target; None if no seed does, or for bytes of centralized training."""
 
     seeds: int
     seeds_reaching: int
     rounds: float | None
     bytes: float | None  # sent in both directions
     seconds: float | None  # of training
+
+    @property
+    def megabytes(self) -> float | None:
+        return None if self.bytes is None else self.bytes / 1e6
 
 
 def first_reaching(summary: RunSummary, target: float) -> int | None:
@@ -28,7 +32,7 @@ def first_reaching(summary: RunSummary, target: float) -> int | None:
 
 def target_cost(group: Comparison, label: str, target: float) -> TargetCost:
     """Return what a method needs to reach the target, averaged over the seeds that reach it."""
-    summaries = group.methods[label]
+    summaries, has_bytes = group.methods[label], not group.is_centralized(label)
     found = [(one, position) for one in summaries if (position := first_reaching(one, target)) is not None]
     if not found:
         return TargetCost(len(summaries), 0, None, None, None)
@@ -36,6 +40,6 @@ def target_cost(group: Comparison, label: str, target: float) -> TargetCost:
         len(summaries),
         len(found),
         mean(position + 1 for _, position in found),
-        mean(one.bytes[position] for one, position in found),
+        mean(one.bytes[position] for one, position in found) if has_bytes else None,
         mean(one.seconds[position] for one, position in found),
     )

@@ -103,7 +103,7 @@ def seeds_share_start(group: Comparison) -> bool:
 def _caveats(group: Comparison) -> list[str]:
     """Return what else limits the conclusions."""
     notes = []
-    if len({summary.run.method for summary in group.summaries}) < len(group.methods):
+    if len({group.methods[label][0].run.method for label in group.ranked}) < len(group.ranked):
         notes.append("Several settings of one method are ranked by test data, so the best score is optimistic.")
     if reversed_ := _better_with_equal_weights(group):
         notes.append(

@@ -41,18 +41,18 @@ def show(
         show_sweep(plan, [make_outcome(load_run(path), plan.runs[path.name]) for path in planned], format)
     else:
         print_comparison(load_comparison(folder, target), format)
-    if unfinished := [path.name for path in paths if not is_finished(path)]:
+    unfinished = [path.name for path in paths if not is_finished(path)]
+    if unfinished and plan is not None:
         err.print(f"Unfinished runs are not shown: {', '.join(unfinished)}.", markup=False, highlight=False)
 
 
 def print_comparison(result: ComparisonResult, format: str = "table", brief: bool = False) -> None:
-    """Print a comparison; a `brief` one without the table of other metrics."""
+    """Print a comparison; a `brief` one only with scores and costs."""
     if format != "table":
         texts = {"latex": result.to_latex, "markdown": result.to_markdown, "csv": result.to_csv, "json": result.to_json}
         print_line(texts[format]().rstrip())
         return
-    scores, others, *targets = result.tables()
-    for table in [scores, *([] if brief else [others]), *targets]:
+    for table in result.tables()[: 2 if brief else None]:
         out.print(table)
     out.print(result.verdict(), markup=False, highlight=False)
 

@@ -60,6 +60,9 @@ class Exchange:
     received: Tree
 
 
+_PERSONAL_HOOKS = ("init_client", "send", "serve", "personalize", "trained", "logits")  # what can make models differ
+
+
 @dataclass(frozen=True)
 class Method:
     """Base class of federated learning methods: subclass it, add hyperparameters as fields, and override hooks.
@@ -92,12 +95,20 @@ class Method:
     """
 
     title: ClassVar[str] = ""  # proper name, such as "Self-FL"; empty: the name of the class
-    personal: ClassVar[bool] = True  # False: all clients end with the same model
+    personal: ClassVar[bool] = True  # False: all clients end with the same model, as without hooks that personalize
     ranked_by: ClassVar[str | None] = None  # moment that ranks the method; None: see `ranking_moment`
     download: ClassVar[str] = "model"  # what a client receives per round, as text for tables
     upload: ClassVar[str] = "model"  # what a client sends per round, as text for tables
     client_state: ClassVar[str] = "nothing"  # what a client keeps between rounds, as text for tables
     newcomer_start: ClassVar[str] = "the global model"  # what a client that joins late starts with, as text for tables
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Set `personal` to False for a method that does not declare it and makes no model of a client's own."""
+        super().__init_subclass__(**options)
+        declared = any("personal" in vars(kind) for kind in cls.__mro__ if kind is not Method)
+        own = any(getattr(cls, hook) is not getattr(Method, hook) for hook in _PERSONAL_HOOKS)
+        if not declared and not own and cls.train is not Method.train:
+            cls.personal = False
 
     def __post_init__(self) -> None:
         """Check the fields; the optimizer fields of any method have the constraints of `LocalTraining`."""

@@ -54,10 +54,11 @@ class Federation:
         parts = self.x.items() if isinstance(self.x, dict) else [("", self.x)]
         inputs = [f"{name} {'×'.join(map(str, part.shape[1:])) or 'numbers'}".strip() for name, part in parts]
         train, test = (sum(map(len, split)) for split in (self.train, self.test))
+        common = "" if self.common_test is None else f", {len(self.common_test):,} common test samples"
         clients = f"{self.num_clients:,} client{'' if self.num_clients == 1 else 's'}"
         targets = "numbers as targets" if self.classes is None else f"{self.classes:,} classes"
         samples = f"{train:,} training and {test:,} test samples"
-        return f"Federation({clients}, {samples}, {targets}, inputs {', '.join(inputs)})"
+        return f"Federation({clients}, {samples}{common}, {targets}, inputs {', '.join(inputs)})"
 
     def _repr_html_(self) -> str:
         from fedtailor.reporting.notebook.federation import federation_html

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedtailor.analysis.comparison_result import ComparisonResult
+from fedtailor.analysis.comparison_result import ComparisonResult, check_target
 from fedtailor.analysis.formatting import format_value, setting_labels
 from fedtailor.core.code_reference import reference_to
 from fedtailor.core.method import Method
@@ -97,9 +97,9 @@ def compare(
     ['FedPer', 'Local training']
     """
     chosen = _with_references(methods, centralized, sampled_local)
+    if isinstance(seeds, int) or not seeds:
+        raise ConfigError(f"seeds must be a list of numbers, such as [0, 1, 2], got {seeds!r}.")
     seeds = list(dict.fromkeys(seeds))
-    if not seeds:
-        raise ConfigError("seeds must have at least one number, such as [0, 1, 2].")
     if "seed" in settings:
         raise ConfigError("compare takes seeds=[...] instead of seed.")
     root = None if folder is None else Path(folder)
@@ -113,6 +113,8 @@ def compare(
             _Job(f"{name}-seed{seed}", f"{label}, seed {seed}", method, net, feds[seed], config)
             for (name, method), label in zip(_names(chosen).items(), labels, strict=True)
         ]
+    if target is not None and feds[seeds[0]].classes is not None and jobs[0].model.metrics_are_default:
+        check_target(target, "accuracy")
     invalid = _find_invalid(jobs[: len(chosen)], skip_invalid, failures)
     jobs = [job for job in jobs if job.method not in invalid]
     if root is not None:
@@ -131,13 +133,16 @@ def load_comparison(folder: str | Path, target: float | None = None) -> Comparis
     finished = [path for path in paths if is_finished(path)]
     if not finished:
         raise ConfigError(f"'{folder}' contains no finished run. Pass a run folder or a folder of runs.")
-    return ComparisonResult([load_run(path) for path in finished], {}, target, Path(folder))
+    missing = {path.name: "the run is not finished." for path in paths if path not in finished}
+    return ComparisonResult([load_run(path) for path in finished], missing, target, Path(folder))
 
 
 def _with_references(methods: Sequence[Method | str], centralized: bool, sampled_local: bool) -> list[Method]:
     """Return the methods, with local training first and the requested references last."""
     if isinstance(methods, (str, Method)):
         raise ConfigError("compare takes a list of methods, such as [ft.methods.FedAvg()].")
+    if not methods:
+        raise ConfigError("compare needs at least one method; see fedtailor list methods.")
     found = [_method(method) for method in methods]
     local = next((method for method in found if isinstance(method, Local) and not method.sampled), None)
     if local is None:
@@ -218,8 +223,15 @@ def _find_invalid(jobs: Sequence[_Job], skip: bool, failures: dict[str, str]) ->
 def _check_folder(folder: Path, jobs: Sequence[_Job]) -> None:
     """Reject a folder that contains anything but these runs; hidden files, as of the live page, are ignored."""
     names = {job.name for job in jobs}
-    if folder.is_dir() and any(p.name not in names for p in folder.iterdir() if not p.name.startswith(".")):
-        raise ConfigError(f"The folder '{folder}' contains other files. Choose a new folder.")
+    others = (
+        [p for p in folder.iterdir() if p.name not in names and not p.name.startswith(".")] if folder.is_dir() else []
+    )
+    if others:
+        listed = ", ".join(sorted(path.name for path in others)[:5])
+        if all(map(is_run_folder, others)):
+            fix = "compare these methods and seeds as well, remove these folders, or choose a new folder"
+            raise ConfigError(f"The folder '{folder}' contains runs of another comparison ({listed}); {fix}.")
+        raise ConfigError(f"The folder '{folder}' contains other files ({listed}). Choose a new folder.")
     for job in jobs:
         if is_run_folder(folder / job.name):
             check_same_experiment(folder / job.name, job.describe())
@@ -229,7 +241,7 @@ def _run_all(jobs: Sequence[_Job], folder: Path | None, progress: bool, failures
     """Run the jobs one after another; store the message of a run that fails, and continue."""
     runs, first_error = list[Run](), None
     with ProgressDisplay(len(jobs)) if progress else nullcontext() as display:
-        for job in jobs:
+        for position, job in enumerate(jobs):
             try:
                 with display.run(job.label, job.config.num_rounds) if display else nullcontext() as on_round_end:
                     runs.append(job.run(folder, on_round_end))
@@ -237,10 +249,13 @@ def _run_all(jobs: Sequence[_Job], folder: Path | None, progress: bool, failures
                 if not (runs and is_interactive()):  # a script ends here
                     raise
                 log.warning("The comparison was interrupted; the result contains %d of %d runs.", len(runs), len(jobs))
+                failures |= {other.name: "the comparison was interrupted." for other in jobs[position:]}
                 break
             except Exception as error:
                 failures[job.name] = f"{reason(error, with_type=not isinstance(error, FedTailorError))}."
                 first_error = first_error or error
     if not runs:
         raise RunError(f"No run succeeded: {next(iter(failures.values()))}") from first_error
+    for name, why in failures.items():
+        log.info("%s failed: %s", name, why)
     return runs

@@ -38,7 +38,7 @@ class CodeConsent:
         """Import what a reference names, if the user consents; `part` is the setting that names it."""
         check_importable(part, reference)
         if not self.everything and reference not in self.named:
-            raise ConfigError(f"The {part} '{reference}' is your own code; {self.how}.")
+            raise ConfigError(f"The {part} '{reference}' is code that importing would execute; {self.how}.")
         return _import(reference)
 
     def load_method(self, part: str, reference: str) -> type[Method]:
@@ -62,7 +62,7 @@ def parse_consent(command: str, words: Sequence[str]) -> tuple[list[str], CodeCo
     """
     rest = [word for word in words if word != _ALLOW]
     named = frozenset(found for word in rest for found in _IN_TEXT.findall(word))
-    how = f"to import it, run: {shlex.join(['fedtailor', command, *rest, _ALLOW])}"
+    how = f"if you trust it, name it in the command, or run: {shlex.join(['fedtailor', command, *rest, _ALLOW])}"
     return rest, CodeConsent(named, _ALLOW in words, how)
 
 

@@ -120,7 +120,7 @@ def _experiment(folder: Path, given: Mapping[str, Any], allow_code: bool) -> Exp
         if part in settings and name not in known[part] and not is_reference(name):
             again = f"pass it again: ft.resume(path, {PYTHON_ARGUMENTS[part]}=...)"
             raise ConfigError(f"The run's {part} '{name}' is not built in; {again}.")
-    command = f"to import it, run: fedtailor resume {shlex.quote(str(folder))} --allow-code"
+    command = f"if you trust it, run: fedtailor resume {shlex.quote(str(folder))} --allow-code"
     how = f"{command}, or pass it in Python: ft.resume(path, method=..., model=..., fed=...)"
     experiment = make_experiment(settings, CodeConsent(frozenset(named.values()), allow_code, how))
     return replace(experiment, method=objects["method"]) if "method" in objects else experiment

@@ -29,8 +29,8 @@ from fedtailor.runs.reader import is_run_folder, read_info, read_settings
 from fedtailor.runs.run import MOMENTS, all_clients, method_label
 
 HOW_TO_CONSENT = (  # to give consent to import own code
-    "to import it, add --allow-code to the command, or pass it in Python: "
-    "ft.load_personal(path, method=..., model=...) or allow_code=True"
+    "if you trust it, name it in the command or add --allow-code; in Python, pass it (method=..., model=..., fed=...) "
+    "or allow_code=True"
 )
 _MAX_DEPTH, _MAX_NAME_LENGTH = 32, 1000  # of a tensor's name
 

@@ -93,7 +93,7 @@ def to_plotly(figure: Figure, choices: Mapping[str, str] | None = None) -> Any:
         data = [trace | {"showlegend": False} for trace in data]
         data += [_legend_entry(name, marker) for name, marker in figure.legend.items()]
         layout |= {"showlegend": True, "legend": _LEGEND_ABOVE | {"x": 1, "xanchor": "right"}}
-    layout |= _header(figure.title, data, layout)
+    layout |= _header(f"{figure.title}{_shown_options(figure.choices, choices or {})}", data, layout)
     return go.Figure(data, layout | {"template": {"layout": deepcopy(dict(THEME))}})
 
 
@@ -120,6 +120,15 @@ def _selected(controls: Sequence[Choice], wanted: Mapping[str, str]) -> list[Opt
         for name, control in by_name.items()
         if name in wanted
     ]
+
+
+def _shown_options(controls: Sequence[Choice], wanted: Mapping[str, str]) -> str:
+    """Return the options that are shown, because an image has no controls; empty without controls."""
+    selected = {id(option) for option in _selected(controls, wanted)}
+    shown = [
+        next((o for o in c.options if id(o) in selected), c.options[0]).name for c in controls if len(c.options) > 1
+    ]
+    return f" ({'; '.join(shown)})" if shown else ""
 
 
 def _set(target: dict[str, Any], path: str, value: Any) -> None:

@@ -121,7 +121,9 @@ class Run:
     def rounds_text(self) -> str:
         """The number of rounds, for text: "20 rounds", or "12 of 100 rounds" of a run that is not complete."""
         done, planned = len(self.records), self.experiment.get("rounds", 0)
-        return f"{done:,} round{'' if done == 1 else 's'}" if self.is_complete else f"{done:,} of {planned:,} rounds"
+        if self.is_complete and not self.stopped_early:
+            return f"{done:,} round{'' if done == 1 else 's'}"
+        return f"{done:,} of {planned:,} rounds{', stopped early' if self.stopped_early else ''}"
 
     def __repr__(self) -> str:
         data = self.experiment["data"].get("name", "own data")
@@ -236,7 +238,7 @@ class Run:
             raise unknown_name("kind of rows", str(per), ["round", "client"])
         if per == "round":
             return rounds_frame(self.records)
-        return clients_frame(self.records, [client["name"] for client in self.info["clients"]])
+        return clients_frame(self.records, [client["name"] for client in all_clients(self.info)])
 
     def total(self, name: str) -> float:
         """Return the sum of bytes_up, bytes_down, or seconds over all rounds."""

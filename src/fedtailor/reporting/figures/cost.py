@@ -101,7 +101,7 @@ def score_by_bytes(group: Comparison) -> Figure | None:
     log = log_axis(total / 1e6 for total in senders.values())
     annotations = [
         axis_heading(f"{group.fmt.heading} (last round)"),
-        *_method_names(senders, scores, styles, bool(log)),
+        *_method_names(group, senders, scores, bool(log)),
     ]
     shapes = [
         {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": scores[label], "y1": scores[label],
@@ -118,9 +118,10 @@ def score_by_bytes(group: Comparison) -> Figure | None:
 
 
 def _method_names(
-    senders: Mapping[str, float], scores: Mapping[str, float], styles: Mapping[str, dict[str, Any]], log: bool
+    group: Comparison, senders: Mapping[str, float], scores: Mapping[str, float], log: bool
 ) -> list[dict[str, Any]]:
     """Return the methods' names next to their points, or above their lines if they send nothing, without overlap."""
+    styles, pooled = method_styles(group), [label for label in group.methods if group.is_centralized(label)]
     named = [label for label in scores if not is_muted(styles[label])]
     text_height = (max(scores.values()) - min(scores.values())) / 330 * 16
     wanted = [scores[label] + (0 if label in senders else 0.6 * text_height) for label in named]
@@ -141,7 +142,7 @@ def _method_names(
                 senders[other] > center for other in senders if abs(scores[other] - scores[label]) < 2 * text_height
             ]
             left = 2 * sum(near) >= len(near)  # the side with fewer points
-            annotation |= {"text": f"{label} (transfers no data)", "xref": "paper"}
+            annotation |= {"text": f"{label}{'' if label in pooled else ' (transfers no data)'}", "xref": "paper"}
             annotation |= {"x": 0 if left else 1, "xanchor": "left" if left else "right"}
         annotations.append(annotation)
     return annotations

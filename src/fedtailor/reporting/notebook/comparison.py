@@ -8,5 +8,4 @@ from fedtailor.reporting.notebook.run import rich_table_html
 def comparison_html(result: ComparisonResult) -> str:
     """Return the tables, the verdict, and what failed."""
     tables = [block(str(t.title or ""), rich_table_html(t), note=str(t.caption or "")) for t in result.tables()]
-    failed = [f"{name} failed: {why}" for name, why in result.failures.items()]
-    return "".join([*tables, block("Verdict", note="\n".join([result.verdict(), *failed]))])
+    return "".join([*tables, block("Verdict", note=result.verdict())])

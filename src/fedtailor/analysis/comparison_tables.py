@@ -1,0 +1,149 @@
+"""Tables of a comparison for the terminal, each narrow enough for 80 columns."""
+
+from collections.abc import Callable, Sequence
+from statistics import mean
+
+from rich.table import Table
+
+from fedtailor.analysis.client_gains import gains_over_local, has_known_uncertainty
+from fedtailor.analysis.comparison import SAME_START
+from fedtailor.analysis.formatting import ScoreFormat, join_names, percent
+from fedtailor.analysis.rows import metric_group, other_metric_names, over_seeds
+from fedtailor.analysis.run_length import early_stopping_note
+from fedtailor.analysis.run_summary import Comparison
+from fedtailor.analysis.tables import describe_runs, metric_notes, new_table, score_format, spread, untested_note
+from fedtailor.analysis.target_costs import target_cost
+from fedtailor.analysis.verdict import seeds_share_start
+from fedtailor.runs.records import COMMON, HELD_OUT
+from fedtailor.runs.run import Run
+
+_MOMENTS = ("trained", "received")  # as columns, after the method
+_NONE = "–"
+
+
+def score_table(group: Comparison) -> Table:
+    """Return the scores of several methods, ranked by their score after the last round."""
+    first, gains, every = group.first, gains_over_local(group), _runs(group)
+    seeds = max(len(summaries) for summaries in group.methods.values())
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    title = f"{describe_runs(every)}; {score_format(first).in_words}; {over}"
+
+    def row(label: str, runs: Sequence[Run]) -> list[str]:
+        ranked_by, score = group.ranked_by(label), first.info["score"]
+        shown = [
+            spread(score, over_seeds(runs, moment, "weighted")) + ("*" if moment == ranked_by else " ")
+            for moment in _MOMENTS
+        ]
+        gain = [one.direction > 0 for one in gains.get(label, {}).values()]
+        return [*shown, spread(score, over_seeds(runs, ranked_by, "worst_tenth")), percent(mean(gain)) if gain else ""]
+
+    table = _table(group, title, [*_MOMENTS, "worst 10 %", "> local"], row)
+    beyond = " by more than the uncertainty of their test samples" if has_known_uncertainty(group) else ""
+    table.caption = (
+        "Last round, all test samples. trained: after local training, before averaging; received: after averaging. "
+        "*: the score that ranks the method, also in the next columns. worst 10 %: mean of these clients."
+    )
+    table.caption += f" > local: clients that score better than with local training{beyond}." if gains else ""
+    table.caption += untested_note(first)
+    if group.references:
+        table.caption += f" Not ranked, as references: {join_names(group.references)}."
+    table.caption += f" {SAME_START}" if seeds_share_start(group) else ""
+    table.caption += f" {note}" if (note := early_stopping_note(every)) else ""
+    return table
+
+
+def best_cells(group: Comparison) -> set[tuple[int, int]]:
+    """Return (row, column) in `score_table` of the best score and of those not significantly worse than it."""
+    ranking = group.ranking
+    if ranking is None:
+        return set()
+    similar = {found.other for found in ranking.differences if found.p is not None and found.direction <= 0}
+    labels = {ranking.best, *similar}
+    columns = {label: 1 + _MOMENTS.index(group.ranked_by(label)) for label in labels}
+    return {(row, columns[label]) for row, label in enumerate(group.methods) if label in labels}
+
+
+def metric_table(group: Comparison) -> Table:
+    """Return what `score_table` omits: the 10 % of clients with the most samples, and the other metrics."""
+    every, score = _runs(group), group.first.info["score"]
+    names = [name for name in other_metric_names(every) if not metric_group(name, every[0])]
+
+    def row(label: str, runs: Sequence[Run]) -> list[str]:
+        moment = group.ranked_by(label)
+        largest = spread(score, over_seeds(runs, moment, "largest_tenth"))
+        return [largest, *(spread(metric, over_seeds(runs, moment, "weighted", metric)) for metric in names)]
+
+    table = _table(group, "", _in_two_lines(["largest 10 %", *(ScoreFormat(name).name for name in names)]), row)
+    table.caption = (
+        "Last round, at the moment that ranks the method. largest 10 %: clients with the most training samples."
+        f"{metric_notes(names, every)}"
+    )
+    return table
+
+
+def generalization_table(group: Comparison) -> Table | None:
+    """Return the scores on the common test set and of held-out clients at both moments; None if there are none."""
+    every, score = _runs(group), group.first.info["score"]
+    names = [f"{prefix}{score}" for prefix in (COMMON, HELD_OUT) if f"{prefix}{score}" in other_metric_names(every)]
+    names = [name for name in names if metric_group(name, every[0])]
+    if not names:
+        return None
+    columns = {f"{ScoreFormat(name).name.partition(' ')[0]} {m}": (name, m) for name in names for m in _MOMENTS}
+
+    def row(label: str, runs: Sequence[Run]) -> list[str]:
+        return [spread(name, over_seeds(runs, moment, "weighted", name)) for name, moment in columns.values()]
+
+    title = f"Beyond the clients' own test samples; {score_format(group.first).in_words}"
+    table = _table(group, title, _in_two_lines([*columns]), row)
+    table.caption = f"Last round.{metric_notes(names, every)}"
+    return table
+
+
+def cost_table(group: Comparison, target: float | None = None) -> Table:
+    """Return bytes and seconds of a run and, with a target score, what a method needs to reach it."""
+    fmt = score_format(group.first)
+
+    def row(label: str, runs: Sequence[Run]) -> list[str]:
+        up, down, seconds = (mean(run.total(key) for run in runs) for key in ("bytes_up", "bytes_down", "seconds"))
+        megabytes = [_NONE] * 2 if group.is_centralized(label) else [f"{up / 1e6:.1f}", f"{down / 1e6:.1f}"]
+        shown = [*megabytes, f"{seconds:.1f}"]
+        if target is None:
+            return shown
+        cost = target_cost(group, label, target)
+        reached = [_NONE if value is None else f"{value:.1f}" for value in (cost.rounds, cost.megabytes, cost.seconds)]
+        return [*shown, *reached, f"{cost.seeds_reaching} of {cost.seeds}"]
+
+    to_target = [] if target is None else ["rounds to target", "MB to target", "s to target", "seeds reaching"]
+    table = _table(group, "Cost of a run", ["MB up", "MB down", "s", *_in_two_lines(to_target)], row)
+    table.caption = "s: seconds of training; methods differ in their number of steps."
+    if any(map(group.is_centralized, group.methods)):
+        table.caption += " Centralized training sends data instead of models; these bytes are not counted."
+    if target is not None:
+        table.caption += (
+            f" target: the first evaluated round with {fmt.name} {fmt.text(target)}, at the moment that ranks the "
+            "method; MB up and down. Means over the seeds that reach it, so methods with fewer such seeds look better "
+            "than they are."
+        )
+    return table
+
+
+def _in_two_lines(headings: Sequence[str]) -> list[str]:
+    return [heading.replace(" ", "\n", 1) for heading in headings]
+
+
+def _runs(group: Comparison) -> list[Run]:
+    return [summary.run for summary in group.summaries]
+
+
+def _table(
+    group: Comparison, title: str, columns: Sequence[str], row: Callable[[str, Sequence[Run]], list[str]]
+) -> Table:
+    """Return a table with one row per method; references are separated from the methods."""
+    table = new_table(title, ["method", *columns], left=1)
+    for label, summaries in group.methods.items():
+        if label in group.references[:1]:
+            table.add_section()
+        table.add_row(label, *row(label, [summary.run for summary in summaries]))
+    # The first column may break lines between words, but not inside a word.
+    table.columns[0].min_width = max(len(word) for label in group.methods for word in label.split())
+    return table
