@@ -94,6 +94,7 @@ class Method:
     title: ClassVar[str] = ""  # proper name, such as "Self-FL"; empty: the name of the class
     personal: ClassVar[bool] = True  # False: all clients end with the same model
     ranked_by: ClassVar[str | None] = None  # moment that ranks the method; None: see `ranking_moment`
+    mixed_architectures: ClassVar[bool] = False  # True: clients may have different networks (`ft.client_models`)
     download: ClassVar[str] = "model"  # what a client receives per round, as text for tables
     upload: ClassVar[str] = "model"  # what a client sends per round, as text for tables
     client_state: ClassVar[str] = "nothing"  # what a client keeps between rounds, as text for tables
