@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedtailor.core.model import Model, ModelLike, as_model
+from fedtailor.core.model import Model, ModelLike, as_model, wrap
 from fedtailor.errors import ConfigError
 
 BY_CLIENT = "by_client"  # name of several networks in the settings of a run
@@ -72,23 +73,40 @@ def assign_in_turn(models: int, clients: int) -> tuple[int, ...]:
 def group_by_architecture(factory: Callable[[int], ModelLike], clients: int) -> ClientModels:
     """Call the factory for every client and group clients whose networks are the same.
 
-    Two networks are the same if they have equal layers, attributes, and initial weights for the same seed.
+    Two networks are the same if they have equal layers, attributes, and, for the same seed, initial weights.
     """
-    found: list[tuple[Any, Model, nn.Module]] = []  # what the factory returned, its model, and a module to compare
+    found: list[_Architecture] = []
     of_client = []
     for client in range(clients):
-        made = _seeded(lambda client=client: factory(client))
-        position = next((i for i, (other, _, _) in enumerate(found) if other is made), None)
+        build = partial(factory, client)
+        made = _seeded(build)
+        position = next((i for i, other in enumerate(found) if other.made is made), None)
         if position is None:
             module = _comparable_module(made)
-            position = next((i for i, (o, m, known) in enumerate(found) if _is_same(made, module, o, m, known)), None)
-        if position is None:
-            position = len(found)
-            is_module = isinstance(made, nn.Module)
-            model = as_model((lambda client=client: factory(client)) if is_module else made)
-            found.append((made, model, module))
+            position = next((i for i, other in enumerate(found) if other.is_same(made, module)), len(found))
+        if position == len(found):
+            model = wrap(build) if isinstance(made, nn.Module) else as_model(made)  # type: ignore[arg-type]
+            found.append(_Architecture(made, model, module))
         of_client.append(position)
-    return ClientModels(tuple(model for _, model, _ in found), tuple(of_client))
+    return ClientModels(tuple(architecture.model for architecture in found), tuple(of_client))
+
+
+@dataclass(frozen=True, eq=False)
+class _Architecture:
+    """A network that a factory made for its first client."""
+
+    made: ModelLike  # what the factory returned
+    model: Model
+    module: nn.Module  # for comparisons
+
+    def is_same(self, made: ModelLike, module: nn.Module) -> bool:
+        """Return whether the factory made the same network for another client."""
+        if isinstance(made, Model) != isinstance(self.made, Model):
+            return False
+        if isinstance(made, Model) and _choices(made) != _choices(self.model):
+            return False
+        pairs = zip_longest(self.module.named_modules(), module.named_modules(), fillvalue=("", None))
+        return all(own == name and _is_same_layer(one, other) for (own, one), (name, other) in pairs)
 
 
 def _seeded(build: Callable[[], Any]) -> Any:
@@ -98,35 +116,22 @@ def _seeded(build: Callable[[], Any]) -> Any:
         return build()
 
 
-def _comparable_module(made: Any) -> nn.Module:
+def _comparable_module(made: ModelLike) -> nn.Module:
     """Return the module of what a factory returned, with weights drawn from a fixed seed if it draws them."""
     if isinstance(made, nn.Module):
         return made
     model = as_model(made)
-    return model.module if model.build is None else _seeded(model.build)
-
-
-def _is_same(made: Any, module: nn.Module, other: Any, model: Model, known: nn.Module) -> bool:
-    if isinstance(made, Model):
-        same = isinstance(other, Model) and _choices(made) == _choices(model)
-    else:
-        same = type(made) is type(other)
-    return same and all(
-        one is not None and two is not None and _layer(one) == _layer(two) and _equal_attributes(one[1], two[1])
-        for one, two in zip_longest(module.named_modules(), known.named_modules())
-    )
+    return model.module if model.build is None else _seeded(model.build)  # type: ignore[no-any-return]
 
 
 def _choices(model: Model) -> list[Any]:
     return [model.head, model.loss, dict(model.metrics), dict(model.parts), dict(model.description)]
 
 
-def _layer(named: tuple[str, nn.Module]) -> tuple[str, type[nn.Module]]:
-    return named[0], type(named[1])
-
-
-def _equal_attributes(one: nn.Module, two: nn.Module) -> bool:
-    """Return whether two layers have the same tensors and attributes; what cannot be compared is not the same."""
+def _is_same_layer(one: nn.Module | None, two: nn.Module | None) -> bool:
+    """Return whether two layers have the same class, tensors, and attributes; what cannot be compared differs."""
+    if one is None or two is None or type(one) is not type(two):
+        return False
     mine, others = _attributes(one), _attributes(two)
     return mine.keys() == others.keys() and all(_is_equal(mine[name], others[name]) for name in mine)
 

@@ -46,7 +46,8 @@ class Checkpoint:
         return server
 
     def shards(self, kind: str) -> Iterator[tuple[list[int], Tree]]:
-        """Yield client numbers and their stacked trees, one file at a time; `kind` is "states" or "trained", or a `group_name`."""
+        """Yield client numbers and their stacked trees, one file at a time; `kind` is "states" or "trained", or its
+        `group_name`."""
         for name in sorted(name for name in self.files if name.startswith(f"{kind}-")):
             tree = self._read(name)
             yield tree["clients"].tolist(), tree["trees"]

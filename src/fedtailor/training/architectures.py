@@ -1,12 +1,25 @@
-"""Checks that a method supports clients with different architectures, and their initial weights."""
+"""Clients with different architectures: their numbers and initial weights, and whether a method supports them."""
 
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from fedtailor.core.client_models import AnyModel, ClientModels
 from fedtailor.core.method import Method, Setup
 from fedtailor.core.trees import flatten
 from fedtailor.errors import ConfigError
+from fedtailor.training.config import TrainingConfig
+from fedtailor.training.held_out import split_numbers
+
+
+def renumber(model: AnyModel, num_clients: int, config: TrainingConfig) -> AnyModel:
+    """Return the networks in the order in which a run numbers the clients: those that are held out come last."""
+    if not isinstance(model, ClientModels):
+        return model
+    if (given := len(model.of_client)) != num_clients:
+        raise ConfigError(f"The data has {num_clients} clients, but networks are given for {given}; give one for each.")
+    training, held_out = split_numbers(num_clients, config.held_out_clients, config.seed)
+    return model.select([*training, *held_out])
 
 
 def check_supports_architectures(method: Method) -> None:

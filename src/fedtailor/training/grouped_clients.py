@@ -1,13 +1,14 @@
 """Simulated clients with different architectures: one group of `SimulatedClients` per architecture.
 
-A group trains, evaluates, and stores its own clients, whose states and models have the same shapes. Messages and uploads
-have the same shapes in all groups, so the server sees the clients of a round together, in their order.
+A group trains, evaluates, and stores its own clients, whose states and models have the same shapes. Messages and
+uploads have the same shapes in all groups, so the server sees the clients of a round together, in their order.
 """
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from fedtailor.core.model import Model
 from fedtailor.core.trees import Params, Tree, add
 from fedtailor.runs.client_states import ClientStates
 from fedtailor.runs.records import update_values
@@ -45,6 +46,11 @@ class GroupedClients:
     @property
     def threads(self) -> int:
         return self.groups[0].threads
+
+    @property
+    def models(self) -> list[Model]:
+        """One network per architecture."""
+        return [group.setup.model for group in self.groups]
 
     def group(self, client: int) -> SimulatedClients:
         """Return the group of a client."""

@@ -24,11 +24,12 @@ from fedtailor.runs.environment import describe_environment
 from fedtailor.runs.records import Record, Records
 from fedtailor.runs.run import FORMAT, Run
 from fedtailor.runs.toml import to_toml
+from fedtailor.training.architectures import renumber
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
 from fedtailor.training.fingerprint import fingerprint
-from fedtailor.training.held_out import split_clients, split_numbers
+from fedtailor.training.held_out import split_clients
 from fedtailor.training.interactive import OnRoundEnd, run_interactively
 from fedtailor.training.participation import Participation, make_schedule
 from fedtailor.training.simulation import build_simulation, personal_model, simulation_info
@@ -197,7 +198,7 @@ def make_trainer(
     """
     _check_types(method, fed)
     config.channel.check(method)
-    networks = renumber(model, fed, config)
+    networks = renumber(model, fed.num_clients, config)
     fed, held_out = split_clients(fed, config.held_out_clients, config.seed)
     _check_test_data(fed)
     schedule = make_schedule(
@@ -229,20 +230,10 @@ def make_trainer(
     return Trainer(config=config, server=server, clients=clients, run=run), clients.initial_weights()
 
 
-def renumber(model: AnyModel, fed: Federation, config: TrainingConfig) -> AnyModel:
-    """Return the networks in the order in which a run numbers the clients: those that are held out come last."""
-    if not isinstance(model, ClientModels):
-        return model
-    if len(model.of_client) != fed.num_clients:
-        raise ConfigError(f"ft.client_models has {len(model.of_client)} clients, but the data has {fed.num_clients}.")
-    training, held_out = split_numbers(fed.num_clients, config.held_out_clients, config.seed)
-    return model.select([*training, *held_out])
-
-
 def check_fit(config: TrainingConfig, method: Method, model: AnyModel, fed: Federation) -> None:
     """Raise an error if the settings do not fit together, without training."""
     config.channel.check(method)
-    model = renumber(model, fed, config)
+    model = renumber(model, fed.num_clients, config)
     training, held_out = split_clients(fed, config.held_out_clients, config.seed)
     build_simulation(config, method, model, training, [[0]], held_out=held_out)
 

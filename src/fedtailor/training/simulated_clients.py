@@ -10,6 +10,7 @@ import torch
 from fedtailor.core.batch import SharedContext
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.method import Method, Setup
+from fedtailor.core.model import Model
 from fedtailor.core.trees import Params, Tree, add, cache_by_identity, map_leaves, take
 from fedtailor.errors import RunError
 from fedtailor.runs.client_states import ClientStates, group_name
@@ -70,6 +71,11 @@ class SimulatedClients:
     @property
     def threads(self) -> int:
         return self.engine_choice.threads
+
+    @property
+    def models(self) -> list[Model]:
+        """The network of all clients."""
+        return [self.setup.model]
 
     def group(self, client: int) -> "SimulatedClients":
         """Return the group of a client: all clients have the same architecture."""

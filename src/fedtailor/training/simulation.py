@@ -73,7 +73,8 @@ def build_simulation(
     name = "sequential" if config.engine == "auto" else config.engine
     threads = max(map(choose_num_threads, costs))
     choice = engine_choice or named_engine(name, config.chunk_size, threads, max_clients, device)
-    of_client = [0] * fed.num_clients if isinstance(model, Model) else model.of_client
+    num_all = fed.num_clients + (0 if held_out is None else held_out.num_clients)
+    of_client = (0,) * num_all if isinstance(model, Model) else model.of_client
     groups = [
         SimulatedClients(
             method=method,
@@ -193,7 +194,7 @@ def simulation_info(
     """Return the facts that `run.json` records once: engine, device, model, and clients."""
     first = clients.group(0)
     device, choice = first.device, first.engine_choice
-    return model_info(server) | {
+    return model_info(server, clients.models) | {
         "engine": choice.engine,
         "engine_reason": first.engine_reason,
         "chunk_size": choice.chunk_size,
@@ -233,17 +234,20 @@ def _describe_network(clients: AnyClients, client: int) -> dict[str, Any]:
     return {"architecture": group.architecture, "network": name, "parameters": count_parameters(group.setup.model)}
 
 
-def model_info(server: Server) -> dict[str, Any]:
-    """Return the facts about method and model that `run.json` records, for simulated and deployed runs."""
+def model_info(server: Server, models: Sequence[Model]) -> dict[str, Any]:
+    """Return the facts about method and model that `run.json` records, for simulated and deployed runs.
+
+    `models` has one network per architecture; the number of parameters is that of the largest.
+    """
     model = server.model
     return {
         "method_title": server.method.display_name,
         "ranked_by": server.method.ranking_moment,
         "torch": torch.__version__,
-        "parameters": count_parameters(model),
+        "parameters": max(map(count_parameters, models)),
         "score": model.score,
         "higher_is_better": model.higher_is_better,
-        "initial_weights": "fixed" if model.build is None else "seed",
+        "initial_weights": "fixed" if all(one.build is None for one in models) else "seed",
         "layers": list(model.layers()),
     }
 

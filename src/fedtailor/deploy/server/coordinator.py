@@ -110,7 +110,7 @@ class _Coordinator:
         return describe_environment(torch.device("cpu"))
 
     def _info(self, server: Server, clients: FlowerClients) -> dict[str, Any]:
-        return model_info(server) | {
+        return model_info(server, [server.model]) | {
             "format": FORMAT,
             "fedtailor": VERSION,
             "environment": self._environment,
