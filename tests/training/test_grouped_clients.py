@@ -172,8 +172,8 @@ def test_run_names_the_network_of_every_client(tmp_path: Path) -> None:
     assert set(run.records[-1]["per_client"]["held_out_loss_trained"]) == {3}
     loaded = list(load_all_personal(tmp_path / "run", model=mixed(fed)))
     assert [type(model.network) for model in loaded] == [DeepNet, TinyNet, DeepNet, TinyNet]
-    one = ft.load_personal(tmp_path / "run", client=0, model=mixed(fed))
-    assert same(dict(one.network.state_dict()), run.personal(0))  # type: ignore[operator]
+    assert same(dict(loaded[0].network.state_dict()), run.personal(0))
+    assert ft.load_personal(tmp_path / "run", client=0, model=mixed(fed))(fed.x[:2]).shape == (2, 3)
 
 
 def test_held_out_client_is_evaluated_with_its_own_network() -> None:

@@ -121,7 +121,7 @@ def _comparable_module(made: ModelLike) -> nn.Module:
     if isinstance(made, nn.Module):
         return made
     model = as_model(made)
-    return model.module if model.build is None else _seeded(model.build)  # type: ignore[no-any-return]
+    return model.module if model.build is None else _seeded(model.build)
 
 
 def _choices(model: Model) -> list[Any]:

@@ -14,7 +14,7 @@ def client_models(models: Sequence[ModelLike] | Callable[[int], ModelLike], fed:
     `models` is a list of networks, which the clients take in turn, or a function of the client's number that returns
     its network. Clients whose networks are the same form one architecture and start with the same weights. If the
     function makes a new module in each call, its weights are drawn from the run's seed. Only methods that exchange no
-    bodies of networks support different architectures: `fedtailor list methods` names them.
+    bodies of networks support different architectures: local training, FedProto, FedGH, and LG-FedAvg.
 
     >>> import fedtailor as ft
     >>> fed = ft.load("digits", clients=4)
