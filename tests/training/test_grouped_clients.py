@@ -1,5 +1,6 @@
 """Clients with different architectures: grouping changes no number, and each client keeps its own network."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def comparable(run: ft.Run) -> list[dict[str, Any]]:
 @EACH_MIXED
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_grouping_clients_with_equal_networks_changes_no_number(name: str, engine: str) -> None:
-    fed = tiny_federation()
+    everyone = tiny_federation((9, 4, 7, 5, 6))
+    fed = replace(everyone.select([0, 1, 2, 3]), common_test=everyone.test[4])
     options = SETTINGS | {
         "schedule": SCHEDULE,
         "engine": engine,
@@ -73,6 +75,9 @@ def test_grouping_clients_with_equal_networks_changes_no_number(name: str, engin
     assert same(one.server, two.server, 1e-12)
     for moment in ("received", "trained"):
         assert all_same(models(one, moment), models(two, moment), 1e-12)
+        for metric in ("loss", "common_loss"):
+            tables = [run.records[-1]["per_client"][f"{metric}_{moment}"] for run in (one, two)]
+            assert tables[0] == pytest.approx(tables[1], abs=1e-12)
         assert one.scores(moment) == pytest.approx(two.scores(moment), abs=1e-12)
     assert [r["bytes_up"] for r in one.records] == [r["bytes_up"] for r in two.records]
 

@@ -24,7 +24,7 @@ class Setup:
     """What the server and all clients know before round 1."""
 
     model: Model
-    params: Params  # initial parameters, the same for all clients
+    params: Params  # initial parameters, the same for all clients with this model
     num_clients: int
     sizes: Tensor  # [num_clients], training samples per client
     rounds: int

@@ -57,8 +57,10 @@ class Checkpoint:
         for clients, stacked in self.shards(group_name("states", architecture)):
             if client in clients:
                 return map_leaves(torch.clone, take(stacked, clients.index(client)))
-        initial: Tree = self._read("server.safetensors")[group_name("state", architecture)]
-        return initial
+        tree = self._read("server.safetensors")
+        with _checkpoint_errors(self.folder):
+            initial: Tree = tree[group_name("state", architecture)]
+            return initial
 
     def _read(self, name: str) -> Tree:
         with _checkpoint_errors(self.folder):

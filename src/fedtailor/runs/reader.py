@@ -172,6 +172,9 @@ def read_info(folder: Path) -> dict[str, Any]:
         sizes += [size for client in clients for size in client.get("classes") or ()] + [info.get("common_test", 0)]
         if not all(type(size) is int and 0 <= size < 2**53 for size in sizes):
             raise ValueError("run.json has invalid sample counts")
+        architectures = [client.get("architecture", 0) for client in clients]
+        if not all(type(number) is int and number >= 0 for number in architectures):
+            raise ValueError("run.json has an invalid number of an architecture")
         if not info["clients"] or not all(isinstance(client["name"], str) for client in clients):
             raise ValueError("run.json does not name the clients")
         if not _is_code(info.get("code", {})):
