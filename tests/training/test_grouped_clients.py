@@ -123,6 +123,15 @@ def test_engines_agree_on_different_architectures(name: str, engine: str) -> Non
     assert all_same(models(runs[0]), models(runs[1]), 1e-12)
 
 
+def test_engine_is_measured_on_all_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtailor.training.engines.auto._SHORT_RUN_SECONDS", 0)
+    fed = tiny_federation()
+    run = ft.simulate(ft.methods.FedGH(), mixed(fed), fed, rounds=1, **SETTINGS)
+    expected = ft.simulate(ft.methods.FedGH(), mixed(fed), fed, rounds=1, engine="sequential", **SETTINGS)
+    assert run.info["engine_reason"].startswith("Milliseconds")
+    assert all_same(models(run), models(expected), 1e-12)
+
+
 def test_clients_of_a_failing_architecture_do_not_stop_the_others() -> None:
     fed = tiny_federation()
     networks = [TinyNet, FailingNet, DeepNet, TinyNet]
