@@ -12,6 +12,7 @@ from fedtailor import methods
 from fedtailor.core import trees
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_models import ClientModels
 from fedtailor.core.method import Exchange, LocalTraining, Method, Setup
 from fedtailor.core.metrics import Metric
 from fedtailor.core.model import Model, wrap
@@ -20,6 +21,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DataError, DeployError, FedTailorError, RunError
 from fedtailor.experiments.example_client import example_client
 from fedtailor.networks import network
+from fedtailor.networks.client_models import client_models
 from fedtailor.runs.run import Run
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.signals import Interrupted
@@ -39,6 +41,7 @@ __all__ = [
     "Batch",
     "Channel",
     "ClientContext",
+    "ClientModels",
     "ComparisonResult",
     "ConfigError",
     "DataError",
@@ -55,6 +58,7 @@ __all__ = [
     "RunError",
     "Setup",
     "Unreliable",
+    "client_models",
     "compare",
     "example_client",
     "load",

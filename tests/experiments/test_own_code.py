@@ -142,9 +142,11 @@ def test_own_network_draws_its_weights_from_the_seed(name: str, folder: Path) ->
     (folder / "nets.py").write_text(NET)
     experiment = make_experiment({"network": {"name": f"nets:{name}", "width": 5}, "data": {"clients": 3}}, ALLOW)
     fed = experiment.load()
-    model = experiment.model(fed)
+    model, again = experiment.model(fed), experiment.model(fed)
+    assert isinstance(model, ft.Model) and isinstance(again, ft.Model)
     before = torch.random.get_rng_state()
-    assert same(model.init(1), experiment.model(fed).init(1)) and not same(model.init(1), model.init(2))
+    assert same(model.init(1), again.init(1)) and not same(model.init(1), model.init(2))
+    experiment.model(fed)
     assert torch.equal(torch.random.get_rng_state(), before)
     own: Any = sys.modules["nets"]
     assert same(model.init(1), ft.wrap(lambda: own.Net(fed, 5)).init(1))

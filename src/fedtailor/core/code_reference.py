@@ -59,12 +59,15 @@ def find_references(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _references(part: str, given: Any) -> dict[str, str]:
-    settings = given if isinstance(given, Mapping) else {"name": given}
+    settings = given if isinstance(given, Mapping) else {"name": given, "networks": given}
     name = settings.get("name")
     found = {part: name} if isinstance(name, str) and is_reference(name) else {}
     if part.partition(".")[0] == "method":  # a wrapper method
         for field, value in settings.items():
             found |= _references(f"{part}.{field}", value) if isinstance(value, Mapping) else {}
+    networks = settings.get("networks") if part == "network" else None  # of clients with different architectures
+    for position, value in enumerate(networks if isinstance(networks, list) else []):
+        found |= _references(f"network.{position}", value)
     return found
 
 

@@ -24,7 +24,7 @@ class Setup:
     """What the server and all clients know before round 1."""
 
     model: Model
-    params: Params  # initial parameters, the same for all clients
+    params: Params  # initial parameters, the same for all clients with this model
     num_clients: int
     sizes: Tensor  # [num_clients], training samples per client
     rounds: int
@@ -97,6 +97,7 @@ class Method:
     title: ClassVar[str] = ""  # proper name, such as "Self-FL"; empty: the name of the class
     personal: ClassVar[bool] = True  # False: all clients end with the same model, as without hooks that personalize
     ranked_by: ClassVar[str | None] = None  # moment that ranks the method; None: see `ranking_moment`
+    mixed_architectures: ClassVar[bool] = False  # True: clients may have different networks (`ft.client_models`)
     download: ClassVar[str] = "model"  # what a client receives per round, as text for tables
     upload: ClassVar[str] = "model"  # what a client sends per round, as text for tables
     client_state: ClassVar[str] = "nothing"  # what a client keeps between rounds, as text for tables

@@ -10,9 +10,9 @@ from typing import Any
 
 from fedtailor.analysis.comparison_result import ComparisonResult, check_target
 from fedtailor.analysis.formatting import format_value, setting_labels
+from fedtailor.core.client_models import AnyModel, AnyModelLike, as_any_model
 from fedtailor.core.code_reference import reference_to
 from fedtailor.core.method import Method
-from fedtailor.core.model import Model, ModelLike, as_model
 from fedtailor.data.datasets import load
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, FedTailorError, RunError, reason, unknown_name
@@ -30,7 +30,7 @@ from fedtailor.training.interactive import is_interactive
 from fedtailor.training.simulate import check_fit, describe_method, describe_run, make_config, train
 
 log = logging.getLogger("fedtailor")
-Networks = ModelLike | str | Callable[[Federation], ModelLike]
+Networks = AnyModelLike | str | Callable[[Federation], AnyModelLike]
 Splits = Federation | str | Callable[[int], Federation]
 
 
@@ -41,7 +41,7 @@ class _Job:
     name: str  # of its folder
     label: str  # for people
     method: Method
-    model: Model
+    model: AnyModel
     fed: Federation
     config: TrainingConfig
 
@@ -179,14 +179,14 @@ def _federation(data: Splits, seed: int) -> Federation:
     return found
 
 
-def _model(model: Networks, fed: Federation) -> Model:
+def _model(model: Networks, fed: Federation) -> AnyModel:
     if isinstance(model, str):
         return network(model, fed)
     is_code = isinstance(model, type) or inspect.isroutine(model)
     if not is_code or not takes_federation(model):
-        return as_model(model)  # type: ignore[arg-type]
+        return as_any_model(model)  # type: ignore[arg-type]
     made = model(fed)  # type: ignore[operator,call-arg]
-    return made if isinstance(made, Model) else OwnNetwork(reference_to(model), {}, model).model(fed)  # type: ignore[arg-type]
+    return made if isinstance(made, AnyModel) else OwnNetwork(reference_to(model), {}, model).model(fed)  # type: ignore[arg-type]
 
 
 def _names(methods: Sequence[Method]) -> dict[str, Method]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from fedtailor.core.client_models import BY_CLIENT
 from fedtailor.core.fields import Constraint, InnerFraction, NonNegativeInt, Positive, PositiveInt, check_fields
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model
@@ -134,7 +135,10 @@ def make_deployment(settings: Mapping[str, Any]) -> Deployment:
     rest = dict(settings)
     built_in = CodeConsent(how="a deployment takes only built-in methods and networks")
     parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg", built_in)}
-    parts["network"] = build_named("network", rest.pop("network", {}), NETWORKS, "mlp", built_in)
+    given = rest.pop("network", {})
+    if isinstance(given, list) or (isinstance(given, Mapping) and given.get("name") == BY_CLIENT):
+        raise ConfigError("A deployment has one network for all clients; name one, such as network = 'mlp'.")
+    parts["network"] = build_named("network", given, NETWORKS, "mlp", built_in)
     deployment: Deployment = build_dataclass(Deployment, rest | parts, "the deployment")
     return deployment
 

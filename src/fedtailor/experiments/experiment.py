@@ -15,16 +15,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from fedtailor.core.client_models import AnyModel
 from fedtailor.core.method import Method
-from fedtailor.core.model import Model
 from fedtailor.core.untrusted_input import check_settings, read_toml
 from fedtailor.data.datasets import DATASETS, Data
 from fedtailor.data.federation import Federation
+from fedtailor.experiments.client_networks import ClientNetworks, build_networks
 from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent
-from fedtailor.experiments.own_parts import OwnData, OwnNetwork, build_data, build_network
+from fedtailor.experiments.own_parts import OwnData, OwnNetwork, build_data, make_model
 from fedtailor.experiments.parsing import NestedSettings, build_dataclass, build_named
 from fedtailor.methods import METHODS, FedAvg
-from fedtailor.networks import NETWORKS, network
+from fedtailor.networks import network
 from fedtailor.networks.layers import Network
 from fedtailor.runs.records import Record
 from fedtailor.runs.run import Run
@@ -38,7 +39,7 @@ class Experiment(TrainingConfig):
 
     method: Method = field(default_factory=FedAvg)
     data: Data | OwnData = field(default_factory=Data)
-    network: Annotated[Network | OwnNetwork | None, "None: the data set's default"] = None
+    network: Annotated[Network | OwnNetwork | ClientNetworks | None, "None: the data set's default"] = None
 
     def load(self) -> Federation:
         """Return the federation; the split uses the run's seed unless `data.seed` is set."""
@@ -62,15 +63,12 @@ class Experiment(TrainingConfig):
         """Raise an error if the settings do not fit together, without training."""
         check_fit(self, self.method, self.model(fed), fed)
 
-    def model(self, fed: Federation) -> Model:
-        """Return the network for a federation."""
+    def model(self, fed: Federation) -> AnyModel:
+        """Return the network for a federation, or the networks of its clients."""
         if self.network is None:
             dataset = DATASETS.get(self.data.name)
             return network(_default_network(fed) if dataset is None else dataset.network, fed)
-        if isinstance(self.network, OwnNetwork):
-            return self.network.model(fed)
-        name = next(name for name, kind in NETWORKS.items() if isinstance(self.network, kind))
-        return network(name, fed, **vars(self.network))
+        return self.network.model(fed) if isinstance(self.network, ClientNetworks) else make_model(self.network, fed)
 
 
 def read_experiment_file(path: Path) -> dict[str, Any]:
@@ -88,7 +86,7 @@ def make_experiment(settings: NestedSettings, consent: CodeConsent = NO_CONSENT)
     check_settings(settings, "The experiment")
     rest = dict(settings)
     parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg", consent)}
-    parts |= {"network": build_network(rest.pop("network", {}), consent)}
+    parts |= {"network": build_networks(rest.pop("network", {}), consent)}
     parts |= {"data": build_data(rest.pop("data", {}), consent)}
     experiment: Experiment = build_dataclass(Experiment, rest | parts, "the experiment")
     return experiment

@@ -17,7 +17,7 @@ from fedtailor.errors import ConfigError, unknown_name
 from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent, call_own_code
 from fedtailor.experiments.parsing import NestedSettings, build_dataclass, build_named, named_settings, parse_value
 from fedtailor.methods import METHODS
-from fedtailor.networks import NETWORKS
+from fedtailor.networks import NETWORKS, network
 from fedtailor.networks.layers import Network
 
 _ANY = inspect.Parameter.VAR_KEYWORD
@@ -84,6 +84,14 @@ def build_network(given: Any, consent: CodeConsent = NO_CONSENT) -> Network | Ow
         return OwnNetwork(name, _check_arguments("network", name, function, settings), function)
     built: Network | None = build_named("network", given, NETWORKS, None)
     return built
+
+
+def make_model(spec: Network | OwnNetwork, fed: Federation) -> Model:
+    """Return a network for a federation."""
+    if isinstance(spec, OwnNetwork):
+        return spec.model(fed)
+    name = next(name for name, kind in NETWORKS.items() if isinstance(spec, kind))
+    return network(name, fed, **vars(spec))
 
 
 def build_data(given: Any, consent: CodeConsent = NO_CONSENT) -> Data | OwnData:

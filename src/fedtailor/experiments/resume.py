@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedtailor.core.client_models import BY_CLIENT, AnyModelLike, as_any_model
 from fedtailor.core.code_reference import PARTS, is_reference
 from fedtailor.core.method import Method
-from fedtailor.core.model import ModelLike, as_model
 from fedtailor.data.datasets import known_data
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DamagedRunError, RunError
@@ -40,7 +40,7 @@ def resume(
     path: str | Path,
     *,
     method: Method | str | None = None,
-    model: ModelLike | str | None = None,
+    model: AnyModelLike | str | None = None,
     fed: Federation | str | None = None,
     on_round_end: Callable[[Record], None] | None = None,
     progress: bool = False,
@@ -71,7 +71,7 @@ def load_or_continue(
     folder: Path,
     *,
     method: Method | str | None = None,
-    model: ModelLike | str | None = None,
+    model: AnyModelLike | str | None = None,
     fed: Federation | str | None = None,
     on_round_end: Callable[[Record], None] | None = None,
     allow_code: bool = False,
@@ -93,7 +93,7 @@ def load_or_continue(
         given = {"method": method, "network": model, "data": fed}
         experiment = _experiment(folder, given, allow_code)
         fed = fed if isinstance(fed, Federation) else experiment.load()
-        model = experiment.model(fed) if model is None or isinstance(model, str) else as_model(model)
+        model = experiment.model(fed) if model is None or isinstance(model, str) else as_any_model(model)
         return continue_run(folder, experiment, experiment.method, model, fed, checkpoint, on_round_end)
 
 
@@ -114,7 +114,7 @@ def _experiment(folder: Path, given: Mapping[str, Any], allow_code: bool) -> Exp
     objects = {part: value for part, value in given.items() if value is not None and part not in named}
     settings = {name: value for name, value in read_settings(folder).items() if name not in objects}
     settings |= {part: rename_part(part, settings[part], name) for part, name in named.items()}
-    known: dict[str, Collection[str]] = {"method": METHODS, "network": NETWORKS, "data": known_data()}
+    known: dict[str, Collection[str]] = {"method": METHODS, "network": [*NETWORKS, BY_CLIENT], "data": known_data()}
     for part in PARTS:
         name = str(_innermost(settings[part]).get("name")) if part in settings else ""
         if part in settings and name not in known[part] and not is_reference(name):

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from fedtailor.analysis.table_formats import escape_formula
 from fedtailor.core.batch import take_samples
+from fedtailor.core.client_models import AnyModelLike
 from fedtailor.core.code_reference import is_reference
 from fedtailor.core.method import Method
-from fedtailor.core.model import ModelLike
 from fedtailor.data.datasets import known_data
 from fedtailor.data.federation import Federation
 from fedtailor.data.input_spec import InputSpec
@@ -31,7 +31,7 @@ from fedtailor.errors import ConfigError, RunError
 from fedtailor.experiments.experiment import make_experiment
 from fedtailor.experiments.own_code import CodeConsent, rename_part
 from fedtailor.export.model_source import model_info
-from fedtailor.export.personal_model import HOW_TO_CONSENT, PersonalModel, build_personal_model
+from fedtailor.export.personal_model import HOW_TO_CONSENT, PersonalModel, build_personal_model, own_network
 from fedtailor.export.prediction import Predictions, predict_samples, read_samples
 from fedtailor.runs.files import atomic_file, write_errors
 from fedtailor.runs.reader import load_run
@@ -87,7 +87,7 @@ def predict_clients(
     moment: str = "trained",
     *,
     method: Method | str | None = None,
-    model: ModelLike | str | None = None,
+    model: AnyModelLike | str | None = None,
     fed: Federation | str | None = None,
     allow_code: bool = False,
 ) -> Iterator[ClientPredictions]:
@@ -138,7 +138,7 @@ def _models(
     run: Run,
     moment: str,
     method: Method | str | None,
-    model: ModelLike | str | None,
+    model: AnyModelLike | str | None,
     fed: Federation | None,
     allow_code: bool,
 ) -> Iterator[PersonalModel]:
@@ -147,7 +147,8 @@ def _models(
     for client in range(len(all_clients(run.info))):
         state = {path: leaf.cpu() for path, leaf in run.personal(client, moment).items()}
         info = model_info(name, run.experiment, run.info, client, moment, inputs)
-        yield build_personal_model(info, state, method, model, f"The model of client {client}", allow_code)
+        own = own_network(model, run.info, client)
+        yield build_personal_model(info, state, method, own, f"The model of client {client}", allow_code)
 
 
 def _predict_test_data(

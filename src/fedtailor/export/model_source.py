@@ -8,6 +8,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from fedtailor.core.client_models import BY_CLIENT
 from fedtailor.core.trees import Params
 from fedtailor.core.untrusted_input import check_settings, parse_json
 from fedtailor.data.datasets import Data, known_data
@@ -24,7 +25,7 @@ from fedtailor.runs.reader import (
     read_model,
     read_settings,
 )
-from fedtailor.runs.run import MOMENTS, all_clients, resume_hint
+from fedtailor.runs.run import MOMENTS, all_clients, architecture_of, resume_hint
 from fedtailor.runs.serialization import load_tensors
 
 METADATA_KEY = "fedtailor"  # of the `ModelInfo` in an exported file's metadata
@@ -115,10 +116,21 @@ def model_info(
         client=str(client),
         moment=moment,
         method=settings["method"],
-        network=settings["network"],
+        network=_network_of(settings["network"], info, client),
         inputs=inputs or _inputs_of_run(settings["data"], info),
         dtype=str(settings.get("dtype")),
     )
+
+
+def _network_of(network: Mapping[str, Any], info: Mapping[str, Any], client: int) -> Mapping[str, Any]:
+    """Return the settings of a client's network, which may be one of several."""
+    if network["name"] != BY_CLIENT:
+        return network
+    try:
+        found = network["networks"][architecture_of(info, client)]
+        return {"name": found} if isinstance(found, str) else dict(found)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise RunError(f"The run does not describe the network of client {client}.") from error
 
 
 def _inputs_of_run(data: Mapping[str, Any], info: Mapping[str, Any]) -> InputSpec:

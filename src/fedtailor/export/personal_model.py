@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtailor.core.client_models import AnyModelLike, ClientModels
 from fedtailor.core.code_reference import is_reference
 from fedtailor.core.method import Method
 from fedtailor.core.model import Inputs, Model, ModelLike, as_model
@@ -20,13 +21,13 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.input_spec import InputSpec
 from fedtailor.errors import RunError, reason, unknown_name
 from fedtailor.experiments.own_code import CodeConsent, rename_part
-from fedtailor.experiments.own_parts import OwnNetwork, build_network
+from fedtailor.experiments.own_parts import build_network, make_model
 from fedtailor.experiments.parsing import build_named
 from fedtailor.export.model_source import ModelInfo, find_model
 from fedtailor.methods import METHODS
-from fedtailor.networks import NETWORKS, network
+from fedtailor.networks import NETWORKS
 from fedtailor.runs.reader import is_run_folder, read_info, read_settings
-from fedtailor.runs.run import MOMENTS, all_clients, method_label
+from fedtailor.runs.run import MOMENTS, all_clients, architecture_of, method_label
 
 HOW_TO_CONSENT = (  # to give consent to import own code
     "if you trust it, name it in the command or add --allow-code; in Python, pass it (method=..., model=..., fed=...) "
@@ -86,7 +87,7 @@ def load_personal(
     moment: str = "trained",
     *,
     method: Method | str | None = None,
-    model: ModelLike | str | None = None,
+    model: AnyModelLike | str | None = None,
     fed: Federation | None = None,
     allow_code: bool = False,
 ) -> nn.Module:
@@ -117,6 +118,10 @@ def load_personal(
 
         return read_onnx(path)
     info, state = find_model(path, client, moment, None if fed is None else InputSpec.from_federation(fed))
+    if isinstance(model, ClientModels):
+        if client is None:
+            raise RunError("A file contains one client's model; pass the network of this client instead of all.")
+        model = own_network(model, read_info(path), client)
     if moment != "trained" and moment != info.moment:  # an explicit moment that differs from the file's
         raise RunError(f"'{path}' is the model '{info.moment}', not '{moment}'.")
     return build_personal_model(info, state, method, model, f"'{path}'", allow_code)
@@ -127,17 +132,24 @@ def load_all_personal(
     moment: str = "trained",
     *,
     method: Method | str | None = None,
-    model: ModelLike | str | None = None,
+    model: AnyModelLike | str | None = None,
     fed: Federation | None = None,
     allow_code: bool = False,
 ) -> Iterator[PersonalModel]:
     """Yield the personal models of all clients of a run, held-out ones last, one at a time; see `load_personal`."""
     folder, inputs = Path(folder), None if fed is None else InputSpec.from_federation(fed)
     read_settings(folder)  # raises an error if the folder is not a run
-    for client in range(len(all_clients(read_info(folder)))):
+    run_info = read_info(folder)
+    for client in range(len(all_clients(run_info))):
         info, state = find_model(folder, client, moment, inputs)
         inputs = info.inputs  # the same for all clients, so data are read at most once
-        yield build_personal_model(info, state, method, model, f"The file of client {client}", allow_code)
+        own = own_network(model, run_info, client)
+        yield build_personal_model(info, state, method, own, f"The file of client {client}", allow_code)
+
+
+def own_network(model: AnyModelLike | str | None, run_info: Mapping[str, Any], client: int) -> ModelLike | str | None:
+    """Return the network of a client of a run, if networks of different architectures are given."""
+    return model.models[architecture_of(run_info, client)] if isinstance(model, ClientModels) else model
 
 
 def build_personal_model(
@@ -194,5 +206,6 @@ def _make_network(info: ModelInfo, consent: CodeConsent) -> Model:
     name = info.network["name"]
     if name not in NETWORKS and not is_reference(name):
         raise RunError(f"The network '{name}' is not part of FedTailor; pass it: ft.load_personal(path, model=...).")
-    spec, fed = build_network(info.network, consent), info.inputs.dummy_federation()
-    return spec.model(fed) if isinstance(spec, OwnNetwork) else network(name, fed, **vars(spec))
+    spec = build_network(info.network, consent)
+    assert spec is not None  # it has a name
+    return make_model(spec, info.inputs.dummy_federation())

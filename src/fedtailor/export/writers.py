@@ -164,19 +164,21 @@ class _SafetensorsWriter:
 
 
 class _GraphWriter:
-    """Traces the first model; for the other clients of the run, only the weights in the graph are replaced."""
+    """Traces the first model of each network; for other clients with this network, only the weights in the graph are
+    replaced."""
 
     def __init__(self) -> None:
-        self._traced_model: PersonalModel | None = None
-        self._program: Any = None
+        self._traced: dict[str, tuple[PersonalModel, Any]] = {}  # by network: a model, and the program that shares it
 
     def _program_of(self, model: PersonalModel) -> Any:
         """Return the program with the weights of a model."""
-        if self._traced_model is None:
-            self._traced_model = copy.deepcopy(model)
-            self._program = self._make_program(self._traced_model)
-        self._traced_model.load_state_dict(model.state_dict())  # in place: the program shares these tensors
-        return self._program
+        network = f"{model.info.network} {model.network}"
+        if network not in self._traced:
+            traced = copy.deepcopy(model)
+            self._traced[network] = traced, self._make_program(traced)
+        traced, program = self._traced[network]
+        traced.load_state_dict(model.state_dict())  # in place: the program shares these tensors
+        return program
 
     def _make_program(self, model: PersonalModel) -> Any:
         return _trace(model)

@@ -26,6 +26,7 @@ class FedGH(LocalTraining):
     server_lr: Annotated[NonNegative, "η, learning rate of the server's head"] = 0.01
     server_epochs: Annotated[PositiveInt, "server epochs over the prototypes of a round"] = 1
     server_batch: Annotated[PositiveInt, "server batch size"] = 1
+    mixed_architectures: ClassVar[bool] = True
     download: ClassVar[str] = "head"
     upload: ClassVar[str] = "client prototypes"
     client_state: ClassVar[str] = "body"

@@ -35,6 +35,7 @@ class FedProto(LocalTraining):
     weights: Annotated[
         Literal["size", "uniform"], "client weights: by number of samples or uniform (as in the code)"
     ] = "size"
+    mixed_architectures: ClassVar[bool] = True
     download: ClassVar[str] = "prototypes"
     upload: ClassVar[str] = "client prototypes, class sizes"
     client_state: ClassVar[str] = "personal model"

@@ -21,6 +21,7 @@ class LGFedAvg(SplitMethod):
     weights: Annotated[
         Literal["size", "uniform"], "client weights: uniform (as in the code) or by number of samples"
     ] = "uniform"
+    mixed_architectures: ClassVar[bool] = True
     download: ClassVar[str] = "head"
     upload: ClassVar[str] = "head"
     client_state: ClassVar[str] = "body"

@@ -18,6 +18,7 @@ class Local(LocalTraining):
 
     sampled: Annotated[bool, "train only in the rounds in which the server selects the client"] = False
     title: ClassVar[str] = "Local training"
+    mixed_architectures: ClassVar[bool] = True
     download: ClassVar[str] = "nothing"
     upload: ClassVar[str] = "nothing"
     client_state: ClassVar[str] = "personal model"

@@ -177,7 +177,8 @@ def _non_default_settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"method": _non_default_fields(experiment["method"])}
     data, network = dict(experiment["data"]), dict(experiment["network"])
     found["data"] = data if is_reference(data["name"]) else _differing(data, asdict(Data()), "name")
-    if network.get("name") not in NETWORKS and not is_reference(network["name"]):
+    names = [one["name"] for one in network.get("networks", [network])]
+    if not all(name in NETWORKS or is_reference(name) for name in names):
         raise RunError("The network was defined in Python.")
     built_in = NETWORKS.get(network["name"])
     found["network"] = network if built_in is None else _differing(network, vars(built_in()), "name")

@@ -4,6 +4,7 @@ checkpoints/000040/checkpoint.json       the round, metadata, and the size and S
                    server.safetensors    the server state, and the initial client state
                    states-000.safetensors ...    client states, several clients per file
                    trained-000.safetensors ...   personal models after each client's latest training
+                   states.1-000.safetensors ...  the same for clients with the second architecture, if there are several
 
 The last two checkpoints are kept. Random generators need no state: all randomness is a function of seed and round.
 """
@@ -20,7 +21,7 @@ import torch
 
 from fedtailor.core.trees import Tree, map_leaves, take
 from fedtailor.errors import DamagedRunError, FedTailorError, reason
-from fedtailor.runs.client_states import ClientStates
+from fedtailor.runs.client_states import ClientStates, group_name
 from fedtailor.runs.files import TEMPORARY_SUFFIX, atomic_folder, checksum, remove_folder, write_and_sync
 from fedtailor.runs.serialization import pack, unpack
 
@@ -39,23 +40,27 @@ class Checkpoint:
     metadata: dict[str, Any]  # what the writer added: the size of the record so far, the engine's chunk size, ...
     files: Mapping[str, Mapping[str, Any]]
 
-    def server(self) -> tuple[Tree, Tree]:
-        """Return the server state and the initial client state."""
-        tree = self._read("server.safetensors")
-        return tree["server"], tree["state"]
+    def server(self) -> Tree:
+        """Return the server state."""
+        server: Tree = self._read("server.safetensors")["server"]
+        return server
 
     def shards(self, kind: str) -> Iterator[tuple[list[int], Tree]]:
-        """Yield client numbers and their stacked trees, one file at a time; `kind` is "states" or "trained"."""
+        """Yield client numbers and their stacked trees, one file at a time; `kind` is "states" or "trained", or its
+        `group_name`."""
         for name in sorted(name for name in self.files if name.startswith(f"{kind}-")):
             tree = self._read(name)
             yield tree["clients"].tolist(), tree["trees"]
 
-    def client_state(self, client: int) -> Tree:
-        """Return the state of one client."""
-        for clients, stacked in self.shards("states"):
+    def client_state(self, client: int, architecture: int = 0) -> Tree:
+        """Return the state of one client; its architecture is the number of its network."""
+        for clients, stacked in self.shards(group_name("states", architecture)):
             if client in clients:
                 return map_leaves(torch.clone, take(stacked, clients.index(client)))
-        return self.server()[1]
+        tree = self._read("server.safetensors")
+        with _checkpoint_errors(self.folder):
+            initial: Tree = tree[group_name("state", architecture)]
+            return initial
 
     def _read(self, name: str) -> Tree:
         with _checkpoint_errors(self.folder):
@@ -102,7 +107,8 @@ def checkpoint_folders(folder: Path) -> list[Path]:
 
 
 def _contents(server: Tree, stores: Mapping[str, ClientStates]) -> Iterator[tuple[str, bytes]]:
-    yield "server.safetensors", pack({"server": server, "state": stores["states"].initial})
+    initial = {kind.replace("states", "state"): s.initial for kind, s in stores.items() if kind.startswith("states")}
+    yield "server.safetensors", pack({"server": server, **initial})
     for kind, store in stores.items():
         clients = store.clients()
         files = min(len(clients), max(1, ceil(len(clients) * store.bytes_per_client / _SHARD_BYTES)))

@@ -135,5 +135,14 @@ class ClientStates:
         return map_leaves(restore, self._initial)
 
 
+def group_name(kind: str, architecture: int) -> str:
+    """Return the name of a store in a checkpoint, if clients are stored by architecture.
+
+    >>> group_name("states", 0), group_name("states", 1)
+    ('states', 'states.1')
+    """
+    return f"{kind}.{architecture}" if architecture else kind
+
+
 def _spec(leaf: Tensor) -> tuple[torch.Size, torch.dtype]:
     return leaf.shape, leaf.dtype

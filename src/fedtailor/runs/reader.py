@@ -13,7 +13,16 @@ from fedtailor.runs import checkpoint
 from fedtailor.runs.checkpoint import Checkpoint
 from fedtailor.runs.files import checksum, read_bytes
 from fedtailor.runs.records import Record, Records, restore_record, validate_record
-from fedtailor.runs.run import FORMAT, MOMENTS, Run, all_clients, client_counts, is_complete, resume_hint
+from fedtailor.runs.run import (
+    FORMAT,
+    MOMENTS,
+    Run,
+    all_clients,
+    architecture_of,
+    client_counts,
+    is_complete,
+    resume_hint,
+)
 from fedtailor.runs.serialization import unpack_flat
 from fedtailor.runs.toml import to_toml
 
@@ -47,7 +56,7 @@ def load_run(path: str | Path) -> Run:
     if found.metadata.get("environment_changes"):
         info["environment_changes"] = found.metadata["environment_changes"]
     with read_errors(folder):
-        server = found.server()[0]
+        server = found.server()
     if info["engine"] == FLOWER_ENGINE:
         return Run(experiment, info, Records(records), server, raise_remote_client, raise_remote_client, folder)
     return Run(
@@ -55,7 +64,7 @@ def load_run(path: str | Path) -> Run:
         info,
         Records(records),
         server=server,
-        get_client=found.client_state,
+        get_client=lambda client: found.client_state(client, architecture_of(info, client)),
         get_personal=lambda client, moment: read_model(folder, model_file(client, moment)),
         folder=folder,
     )
@@ -163,6 +172,9 @@ def read_info(folder: Path) -> dict[str, Any]:
         sizes += [size for client in clients for size in client.get("classes") or ()] + [info.get("common_test", 0)]
         if not all(type(size) is int and 0 <= size < 2**53 for size in sizes):
             raise ValueError("run.json has invalid sample counts")
+        architectures = [client.get("architecture", 0) for client in clients]
+        if not all(type(number) is int and number >= 0 for number in architectures):
+            raise ValueError("run.json has an invalid number of an architecture")
         if not info["clients"] or not all(isinstance(client["name"], str) for client in clients):
             raise ValueError("run.json does not name the clients")
         if not _is_code(info.get("code", {})):

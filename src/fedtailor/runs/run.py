@@ -46,6 +46,15 @@ def all_clients(info: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*info["clients"], *info.get("held_out_clients", ())]
 
 
+def architecture_of(info: Mapping[str, Any], client: int) -> int:
+    """Return the number of a client's architecture: its position among the networks in the settings.
+
+    >>> architecture_of({"clients": [{"name": "ann", "architecture": 1}]}, 0)
+    1
+    """
+    return int(all_clients(info)[client].get("architecture", 0))
+
+
 def client_counts(info: Mapping[str, Any]) -> tuple[int, int]:
     """Return the number of clients that train, and the number of held-out clients."""
     return len(info["clients"]), len(info.get("held_out_clients", ()))

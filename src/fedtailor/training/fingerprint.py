@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtailor.core.client_models import AnyModel
 from fedtailor.core.code_reference import is_built_in, is_reference, short_name
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model, cross_entropy
@@ -18,7 +19,7 @@ from fedtailor.data.federation import Federation
 
 
 def fingerprint(
-    method: dict[str, Any], kind: type[Method], model: Model, fed: Federation, held_out: Federation | None = None
+    method: dict[str, Any], kind: type[Method], model: AnyModel, fed: Federation, held_out: Federation | None = None
 ) -> dict[str, str]:
     """Return a short hash each of method, model, and data.
 
@@ -28,15 +29,22 @@ def fingerprint(
     moved to another file.
     """
     is_custom = not is_built_in(kind)
+    return {
+        "method": _hash([is_custom, kind.__qualname__, _without_modules(method)]),
+        "model": model_fingerprint(model),
+        "data": data_fingerprint(fed, held_out),
+    }
+
+
+def model_fingerprint(model: AnyModel) -> str:
+    """Return a short hash of a network, or of several networks and the clients that have them."""
+    if not isinstance(model, Model):
+        return _hash([*map(model_fingerprint, model.models), list(model.of_client)])
     state = model.module.state_dict()
     layers = {name: [list(value.shape), str(value.dtype)] for name, value in state.items()}
     constants = [buffer for name, buffer in model.module.named_buffers() if name not in state]  # in no state_dict
     own = _own_choices(model)
-    return {
-        "method": _hash([is_custom, kind.__qualname__, _without_modules(method)]),
-        "model": _hash([repr(model.module), model.head, sorted(layers.items()), _hash_tensors(constants), *own]),
-        "data": data_fingerprint(fed, held_out),
-    }
+    return _hash([repr(model.module), model.head, sorted(layers.items()), _hash_tensors(constants), *own])
 
 
 def data_fingerprint(fed: Federation, held_out: Federation | None = None) -> str:

@@ -41,11 +41,21 @@ def split_clients(fed: Federation, held_out: HeldOut, seed: int) -> tuple[Federa
     """
     if held_out is None:
         return fed, None
-    chosen = _choose(held_out, fed.num_clients, seed)
-    rest = [client for client in range(fed.num_clients) if client not in set(chosen)]
-    if not rest:
-        raise ConfigError(f"held_out_clients leaves none of the {fed.num_clients} clients to train; hold out fewer.")
+    rest, chosen = split_numbers(fed.num_clients, held_out, seed)
     return fed.select(rest), fed.select(chosen)
+
+
+def split_numbers(num_clients: int, held_out: HeldOut, seed: int) -> tuple[list[int], list[int]]:
+    """Return the numbers of the clients that train and of those that are held out, both in ascending order.
+
+    >>> split_numbers(4, [1], seed=0)
+    ([0, 2, 3], [1])
+    """
+    chosen = [] if held_out is None else _choose(held_out, num_clients, seed)
+    rest = [client for client in range(num_clients) if client not in set(chosen)]
+    if not rest:
+        raise ConfigError(f"held_out_clients leaves none of the {num_clients} clients to train; hold out fewer.")
+    return rest, chosen
 
 
 def _choose(held_out: Any, num_clients: int, seed: int) -> list[int]:
@@ -74,10 +84,7 @@ class HeldOutClients:
     samples: Mapping[str, SampleIndex]  # train and test samples of all clients
     engine_choice: EngineChoice
     first: int  # number of the first held-out client
-
-    @property
-    def numbers(self) -> range:
-        return range(self.first, self.setup.num_clients)
+    numbers: Sequence[int]  # the held-out clients with this network
 
     @torch.no_grad()
     def evaluate(self, server: Server) -> dict[str, Values]:

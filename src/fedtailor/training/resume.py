@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from fedtailor.core.client_models import AnyModel
 from fedtailor.core.code_reference import describe_code
 from fedtailor.core.method import Method
-from fedtailor.core.model import Model
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, RunError
 from fedtailor.runs.checkpoint import Checkpoint
@@ -32,7 +32,7 @@ def continue_run(
     folder: Path,
     config: TrainingConfig,
     method: Method,
-    model: Model,
+    model: AnyModel,
     fed: Federation,
     checkpoint: Checkpoint | None,
     on_round_end: Callable[[Record], None] | None = None,
@@ -59,7 +59,7 @@ def continue_run(
     else:
         run.records = read_records(folder, checkpoint)
         run.info = info | _environment_changes(info, checkpoint)
-        trainer.server.restore(checkpoint.server()[0], checkpoint.round, run.records)
+        trainer.server.restore(checkpoint.server(), checkpoint.round, run.records)
         trainer.clients.restore(trainer.server, checkpoint)
         writer.continue_from(checkpoint)
     trainer.train(writer, on_round_end)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtailor.core.client_models import AnyModel, AnyModelLike, ClientModels, as_any_model
 from fedtailor.core.code_reference import describe_code, is_built_in, reference_to
 from fedtailor.core.method import Method
-from fedtailor.core.model import Model, ModelLike, as_model
 from fedtailor.core.trees import Params
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DataError, unknown_name
@@ -24,6 +24,7 @@ from fedtailor.runs.environment import describe_environment
 from fedtailor.runs.records import Record, Records
 from fedtailor.runs.run import FORMAT, Run
 from fedtailor.runs.toml import to_toml
+from fedtailor.training.architectures import renumber
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
@@ -31,7 +32,6 @@ from fedtailor.training.fingerprint import fingerprint
 from fedtailor.training.held_out import split_clients
 from fedtailor.training.interactive import OnRoundEnd, run_interactively
 from fedtailor.training.participation import Participation, make_schedule
-from fedtailor.training.simulated_clients import SimulatedClients
 from fedtailor.training.simulation import build_simulation, personal_model, simulation_info
 from fedtailor.training.trainer import Trainer
 from fedtailor.training.unreliable import Unreliable
@@ -40,7 +40,7 @@ from fedtailor.version import VERSION
 
 def simulate(
     method: Method,
-    model: ModelLike,
+    model: AnyModelLike,
     fed: Federation,
     *,
     rounds: int | None = None,
@@ -75,6 +75,7 @@ def simulate(
         method: The method, such as `ft.methods.FedAvg(lr=0.1)`.
         model: A network from `ft.network` or `ft.wrap`, an `nn.Module` with a layer `head`, or a class or function that
             builds one. A module starts with its own weights; the weights of all others are drawn from the seed.
+            `ft.client_models` gives clients different networks.
         fed: The clients and their data.
         rounds: Number of rounds. The default is the length of `schedule`, or 20.
         batch_size: Samples per batch. A client with fewer samples uses all of them.
@@ -130,7 +131,7 @@ def simulate(
     folder = None if folder is None else Path(folder)
 
     def start(on_round_end: OnRoundEnd | None) -> Run:
-        return train(config, method, as_model(model), fed, on_round_end, folder, initial_weights)
+        return train(config, method, as_any_model(model), fed, on_round_end, folder, initial_weights)
 
     label = f"{getattr(method, 'display_name', method)}, seed {config.seed}"
     return run_interactively(start, on_round_end, progress, label, config.num_rounds)
@@ -162,19 +163,21 @@ def make_config(**settings: Any) -> TrainingConfig:
 def train(
     config: TrainingConfig,
     method: Method,
-    model: Model,
+    model: AnyModel,
     fed: Federation,
     on_round_end: Callable[[Record], None] | None = None,
     folder: Path | None = None,
     initial_weights: Mapping[str, Tensor] | None = None,
 ) -> Run:
     """Train a method like `simulate`, with all settings in one `TrainingConfig`."""
-    trainer, params = make_trainer(config, method, model, fed, initial_weights, folder=folder)
+    if isinstance(model, ClientModels) and initial_weights is not None:
+        raise ConfigError("initial_weights are those of one network; load them into the modules of ft.client_models.")
+    trainer, weights = make_trainer(config, method, model, fed, initial_weights, folder=folder)
     if folder is None:
         return trainer.train(on_round_end=on_round_end)
     from fedtailor.runs.writer import create_run  # requires safetensors, which a run in memory does not need
 
-    with create_run(folder, config.checkpoint_every, trainer.run, trainer.server.model.state_dict(params)) as writer:
+    with create_run(folder, config.checkpoint_every, trainer.run, weights) as writer:
         run = trainer.train(writer, on_round_end)
         writer.finish(run)
     return run
@@ -183,15 +186,19 @@ def train(
 def make_trainer(
     config: TrainingConfig,
     method: Method,
-    model: Model,
+    model: AnyModel,
     fed: Federation,
     initial_weights: Mapping[str, Tensor] | None = None,
     engine_choice: EngineChoice | None = None,
     folder: Path | None = None,
-) -> tuple[Trainer[SimulatedClients], Params]:
-    """Return the trainer of a simulation before round 1, and the initial parameters."""
+) -> tuple[Trainer[Any], Params]:
+    """Return the trainer of a simulation before round 1, and the initial weights as the run folder stores them.
+
+    Its clients are `SimulatedClients`, or `GroupedClients` if they have different architectures.
+    """
     _check_types(method, fed)
     config.channel.check(method)
+    networks = renumber(model, fed.num_clients, config)
     fed, held_out = split_clients(fed, config.held_out_clients, config.seed)
     _check_test_data(fed)
     schedule = make_schedule(
@@ -201,11 +208,11 @@ def make_trainer(
         schedule = [list(range(fed.num_clients))] * len(schedule)
     if method.pools_data:
         schedule = [[0]] * len(schedule)  # the first client trains on the data of all clients
-    server, clients, params = build_simulation(
-        config, method, model, fed, schedule, initial_weights, engine_choice, held_out
+    server, clients = build_simulation(
+        config, method, networks, fed, schedule, initial_weights, engine_choice, held_out
     )
     info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, clients, fed, held_out)}
-    info["environment"] = describe_environment(clients.device)
+    info["environment"] = describe_environment(config.torch_device)
     experiment = describe_run(config, method, model, fed)
     if code := describe_code(experiment):
         info["code"] = code
@@ -216,21 +223,22 @@ def make_trainer(
         info=info,
         records=Records(),
         server=server.state,
-        get_client=clients.states.get_one,
-        get_personal=partial(personal_model, server, clients, params),
+        get_client=lambda client: clients.group(client).states.get_one(client),
+        get_personal=partial(personal_model, server, clients),
         folder=folder,
     )
-    return Trainer(config=config, server=server, clients=clients, run=run), params
+    return Trainer(config=config, server=server, clients=clients, run=run), clients.initial_weights()
 
 
-def check_fit(config: TrainingConfig, method: Method, model: Model, fed: Federation) -> None:
+def check_fit(config: TrainingConfig, method: Method, model: AnyModel, fed: Federation) -> None:
     """Raise an error if the settings do not fit together, without training."""
     config.channel.check(method)
+    model = renumber(model, fed.num_clients, config)
     training, held_out = split_clients(fed, config.held_out_clients, config.seed)
     build_simulation(config, method, model, training, [[0]], held_out=held_out)
 
 
-def describe_run(config: TrainingConfig, method: Method, model: Model, fed: Federation) -> dict[str, Any]:
+def describe_run(config: TrainingConfig, method: Method, model: AnyModel, fed: Federation) -> dict[str, Any]:
     """Return all settings of a run by name, as `experiment.toml` stores them."""
     data = dict(fed.settings) or {"name": "own data"}
     parts = {"method": describe_method(method), "network": dict(model.description), "data": data}

@@ -9,10 +9,11 @@ import torch
 
 from fedtailor.core.batch import SharedContext
 from fedtailor.core.client_context import ClientContext
-from fedtailor.core.method import Method
-from fedtailor.core.trees import Tree, add, cache_by_identity, map_leaves, take
+from fedtailor.core.method import Method, Setup
+from fedtailor.core.model import Model
+from fedtailor.core.trees import Params, Tree, add, cache_by_identity, map_leaves, take
 from fedtailor.errors import RunError
-from fedtailor.runs.client_states import ClientStates
+from fedtailor.runs.client_states import ClientStates, group_name
 from fedtailor.runs.records import Values, update_values, values_by_client
 from fedtailor.runs.run import MOMENTS
 from fedtailor.training.channel.channel import Channel
@@ -43,6 +44,7 @@ class SimulatedClients:
     """The clients of a run on this machine: samples, states, trained models, and the engine that trains them."""
 
     method: Method
+    setup: Setup  # with the clients' network and its initial parameters
     channel: Channel
     unreliable: Unreliable
     schedule: Sequence[Sequence[int]]  # the clients selected for each round
@@ -56,6 +58,8 @@ class SimulatedClients:
     engine: Engine
     states: ClientStates
     trained: ClientStates | None = None  # each client's model after it last trained; None before round 1
+    architecture: int = 0  # number of this group, if clients have different architectures (`grouped_clients.py`)
+    first: int | None = 0  # a client of this group; None: only held-out clients have this architecture
     min_clients: int = 0
     held_out: HeldOutClients | None = None  # clients that never train
 
@@ -67,6 +71,15 @@ class SimulatedClients:
     @property
     def threads(self) -> int:
         return self.engine_choice.threads
+
+    @property
+    def models(self) -> list[Model]:
+        """The network of all clients."""
+        return [self.setup.model]
+
+    def group(self, client: int) -> "SimulatedClients":
+        """Return the group of a client: all clients have the same architecture."""
+        return self
 
     def select(self, server: Server, number: int, attempt: int) -> tuple[list[int], dict[int, str]]:
         """Return the scheduled clients of a round, and those that are unavailable, late, or drop out."""
@@ -170,6 +183,19 @@ class SimulatedClients:
         """Return the results of `client_update` for these clients and messages, stacked."""
         return engine.apply(self.update, number, clients, self.states.get(clients, self.device), sent)
 
+    def build_engine(self, choice: EngineChoice, samples: SampleIndex) -> Engine:
+        """Return an engine for clients with these training samples."""
+        return choice.build(self.shared, samples)
+
+    def use_engine(self, choice: EngineChoice, reason: str) -> None:
+        """Train with this engine from now on."""
+        self.engine_choice, self.engine_reason = choice, reason
+        self.engine = self.build_engine(choice, self.training_samples)
+
+    def initial_weights(self) -> Params:
+        """Return the initial weights of the network, as an ordinary state_dict."""
+        return self.setup.model.state_dict(self.setup.params)
+
     def update(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         """Train one client for one round."""
         return client_update(self.method, ctx, state, message)
@@ -179,23 +205,32 @@ class SimulatedClients:
 
         The engine reduces its chunk size when it runs out of memory, and results may depend on it.
         """
-        stores = {"states": self.states} | ({} if self.trained is None else {"trained": self.trained})
+        states, trained, chunk_size = self._saved_names
+        stores = {states: self.states} | ({} if self.trained is None else {trained: self.trained})
         size = self.engine.chunk_size if isinstance(self.engine, Vectorized) else self.engine_choice.chunk_size
-        return stores, {"chunk_size": size}
+        return stores, {chunk_size: size}
 
     def restore(self, server: Server, checkpoint: "Checkpoint") -> None:
         """Restore all clients from a checkpoint."""
+        if self.first is None:
+            return
+        states, trained, chunk_size = self._saved_names
         if isinstance(self.engine, Vectorized):
-            self.engine.chunk_size = checkpoint.metadata["chunk_size"]
-        for clients, stacked in checkpoint.shards("states"):
+            self.engine.chunk_size = checkpoint.metadata[chunk_size]
+        for clients, stacked in checkpoint.shards(states):
             self.states.put(clients, stacked)
-        template = take(self.trained_models(server, [0]), 0)
-        for clients, stacked in checkpoint.shards("trained"):
+        template = take(self.trained_models(server, [self.first]), 0)
+        for clients, stacked in checkpoint.shards(trained):
             self.trained = self.trained or ClientStates(template)
             self.trained.put(clients, stacked)
         last_clients = [client for store in self.snapshot()[0].values() for client in store.clients()[-1:]]
         if any(client >= self.shared.num_clients for client in last_clients):
             raise RunError(f"The checkpoint '{checkpoint.folder}' has states of clients that do not exist.")
+
+    @property
+    def _saved_names(self) -> list[str]:
+        """The names of states, trained models, and the chunk size in a checkpoint."""
+        return [group_name(kind, self.architecture) for kind in ("states", "trained", "chunk_size")]
 
     def _train_valid_clients(
         self, round_state: RoundState, number: int, clients: list[int], sent: Tree

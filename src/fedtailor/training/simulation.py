@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtailor.core.batch import SharedContext
+from fedtailor.core.client_models import AnyModel
+from fedtailor.core.code_reference import short_name
 from fedtailor.core.memory_limits import check_method_memory
 from fedtailor.core.method import Method, Setup
 from fedtailor.core.model import Model
@@ -17,6 +20,7 @@ from fedtailor.data.input_spec import InputSpec
 from fedtailor.data.partition import hold_out
 from fedtailor.errors import DataError, RunError
 from fedtailor.runs.client_states import ClientStates
+from fedtailor.training.architectures import check_same_exchange, check_supports_architectures, weights_of
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.client_update import (
     choose_batch_size,
@@ -27,6 +31,7 @@ from fedtailor.training.client_update import (
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
 from fedtailor.training.engines.auto import EngineBenchmark, named_engine
+from fedtailor.training.grouped_clients import AnyClients, GroupedClients
 from fedtailor.training.held_out import HeldOutClients
 from fedtailor.training.preflight import check_model_fits, choose_num_threads, max_concurrent_clients, measure_step_cost
 from fedtailor.training.sample_index import SampleIndex
@@ -41,74 +46,114 @@ Schedule = Sequence[Sequence[int]]  # the clients selected for each round
 def build_simulation(
     config: TrainingConfig,
     method: Method,
-    model: Model,
+    model: AnyModel,
     fed: Federation,
     schedule: Schedule,
     initial_weights: Mapping[str, Tensor] | None = None,
     engine_choice: EngineChoice | None = None,
     held_out: Federation | None = None,
-) -> tuple[Server, SimulatedClients, Params]:
-    """Return the server and the clients before round 1, and the initial parameters.
+) -> tuple[Server, AnyClients]:
+    """Return the server and the clients before round 1.
 
     A resumed run passes the `engine_choice` it was started with; otherwise `config` decides. `held_out` contains the
-    clients that never train.
+    clients that never train; `ClientModels` name the networks of the clients that train, then of those held out.
     """
-    device, seed = config.torch_device, config.seed
     retain_freed_memory()
-    model, params = initial_model(model, config, initial_weights)
-    samples = _split_samples(fed, config.validation, seed, device)
+    samples = _split_samples(fed, config.validation, config.seed, config.torch_device)
     if config.patience is not None and not samples["validation"].sizes.any():
         raise DataError("No client has validation data, which patience needs; use a larger validation fraction.")
     training_samples = samples["train"].pooled() if method.pools_data else samples["train"]
-    sizes = torch.from_numpy(samples["train"].sizes)
-    participation = sum(map(len, schedule)) / (len(schedule) * fed.num_clients)
-    largest = int(training_samples.sizes.max())
-    shared = make_shared_context(config, model, fed, sizes, len(schedule), participation, largest)
-    output_shape = check_model_fits(model.eval_mode, params, shared, fed)
-    model = model.with_metrics_for(fed.classes, output_shape)
-    shared = replace(shared, model=shared.model.with_metrics_for(fed.classes, output_shape))
-    setup = Setup(model, params, fed.num_clients, sizes.to(device), len(schedule), seed)
-    check_method_memory(method, setup)
-    channel = Channel() if method.pools_data else config.channel
-    server = Server.build(method, setup, channel, lambda: seed)
-    step_cost = measure_step_cost(model.eval_mode, params, shared)
-    max_clients, threads = max_concurrent_clients(step_cost, device), choose_num_threads(step_cost)
+    networks = _prepare_networks(config, method, model, fed, schedule, initial_weights, samples, training_samples)
+    device, channel = config.torch_device, Channel() if method.pools_data else config.channel
+    server = Server.build(method, networks[0][0], channel, lambda: config.seed)
+    costs = [measure_step_cost(setup.model.eval_mode, setup.params, shared) for setup, shared in networks]
+    max_clients = min(max_concurrent_clients(cost, device) for cost in costs)
     if config.engine == "auto" and config.chunk_size is not None:
         raise RunError("chunk_size applies only to the engine 'vectorized'; set engine='vectorized' too.")
     name = "sequential" if config.engine == "auto" else config.engine
+    threads = max(map(choose_num_threads, costs))
     choice = engine_choice or named_engine(name, config.chunk_size, threads, max_clients, device)
-    clients = SimulatedClients(
-        method=method,
-        channel=channel,
-        unreliable=Unreliable() if method.trains_every_round or method.pools_data else config.unreliable,
-        schedule=schedule,
-        names=fed.names,
-        shared=shared,
-        device=device,
-        samples=samples,
-        training_samples=training_samples,
-        engine_choice=choice,
-        engine_reason="The engine was requested.",
-        engine=choice.build(shared, training_samples),
-        states=ClientStates(method.init_client(setup)),
-    )
+    num_all = fed.num_clients + (0 if held_out is None else held_out.num_clients)
+    of_client = (0,) * num_all if isinstance(model, Model) else model.of_client
+    groups = [
+        SimulatedClients(
+            method=method,
+            setup=setup,
+            channel=channel,
+            unreliable=Unreliable() if method.trains_every_round or method.pools_data else config.unreliable,
+            schedule=schedule,
+            names=fed.names,
+            shared=shared,
+            device=device,
+            samples=samples,
+            training_samples=training_samples,
+            engine_choice=choice,
+            engine_reason="The engine was requested.",
+            engine=choice.build(shared, training_samples),
+            states=ClientStates(method.init_client(setup)),
+            architecture=number,
+            first=next((client for client in range(fed.num_clients) if of_client[client] == number), None),
+        )
+        for number, (setup, shared) in enumerate(networks)
+    ]
+    clients = groups[0] if isinstance(model, Model) else GroupedClients(groups, of_client)
     if config.engine == "auto" and engine_choice is None:
         _choose_engine(server, clients, max_clients)
     if held_out is not None:
-        clients.held_out = _build_held_out(config, setup, server, clients, held_out)
-    return server, clients, params
+        for group in groups:
+            group.held_out = _build_held_out(config, server, group, held_out, of_client)
+    return server, clients
+
+
+def _prepare_networks(
+    config: TrainingConfig,
+    method: Method,
+    model: AnyModel,
+    fed: Federation,
+    schedule: Schedule,
+    initial_weights: Mapping[str, Tensor] | None,
+    samples: Mapping[str, SampleIndex],
+    training_samples: SampleIndex,
+) -> list[tuple[Setup, SharedContext]]:
+    """Return what the server and the clients know before round 1, for each architecture, after checking that it fits
+    the data and the method."""
+    models = [model] if isinstance(model, Model) else list(model.models)
+    if len(models) > 1:
+        check_supports_architectures(method)
+    sizes, largest = torch.from_numpy(samples["train"].sizes), int(training_samples.sizes.max())
+    participation = sum(map(len, schedule)) / (len(schedule) * fed.num_clients)
+    found: list[tuple[Setup, SharedContext]] = []
+    for number, one in enumerate(models):
+        own = weights_of(initial_weights, None if isinstance(model, Model) else number)
+        network, params = initial_model(one, config, own)
+        if found:  # the data are stored once
+            batch_size = choose_batch_size(config, network, largest)
+            shared = replace(found[0][1], model=network.mode(training=True), batch_size=batch_size)
+        else:
+            shared = make_shared_context(config, network, fed, sizes, len(schedule), participation, largest)
+        output_shape = check_model_fits(network.eval_mode, params, shared, fed)
+        network = network.with_metrics_for(fed.classes, output_shape)
+        shared = replace(shared, model=shared.model.with_metrics_for(fed.classes, output_shape))
+        device = config.torch_device
+        setup = Setup(network, params, fed.num_clients, sizes.to(device), len(schedule), config.seed)
+        check_method_memory(method, setup)
+        found.append((setup, shared))
+    check_same_exchange(method, [setup for setup, _ in found])
+    return found
 
 
 def _build_held_out(
     config: TrainingConfig,
-    setup: Setup,
     server: Server,
     clients: SimulatedClients,
     held_out: Federation,
+    of_client: Sequence[int],
 ) -> HeldOutClients:
-    """Return the held-out clients, numbered after the clients that train; they use all of their training samples."""
+    """Return the held-out clients of a group, numbered after the clients that train; they use all of their training
+    samples."""
     train, test = (clients.samples[split].extended(getattr(held_out, split)) for split in ("train", "test"))
-    sizes = torch.from_numpy(train.sizes)
+    setup, sizes = clients.setup, torch.from_numpy(train.sizes)
+    numbers = range(setup.num_clients, len(sizes))
     found = HeldOutClients(
         method=server.method,
         setup=replace(setup, num_clients=len(sizes), sizes=sizes.to(clients.device)),
@@ -121,35 +166,37 @@ def _build_held_out(
         samples={"train": train, "test": test},
         engine_choice=clients.engine_choice,
         first=setup.num_clients,
+        numbers=[client for client in numbers if of_client[client] == clients.architecture],
     )
     found.check(server)
     return found
 
 
-def _choose_engine(server: Server, clients: SimulatedClients, max_clients: int) -> None:
+def _choose_engine(server: Server, clients: AnyClients, max_clients: int) -> None:
     """Benchmark the engines on the clients of the largest round and switch to the fastest."""
-    largest_round = max(clients.schedule, key=len)
+    first = clients.group(0)
+    largest_round = max(first.schedule, key=len)
     benchmark = EngineBenchmark(
-        build=lambda choice, samples: choice.build(clients.shared, samples),
+        build=clients.build_engine,
         train=lambda engine, some: clients.apply_train(engine, 1, some, server.send(server.state, some, 1)),
-        samples=clients.training_samples,
+        samples=first.training_samples,
         clients=largest_round[:1] if server.method.sequential_clients else largest_round,
-        batch_size=clients.shared.batch_size,
-        rounds=len(clients.schedule),
-        device=clients.device,
+        batch_size=first.shared.batch_size,
+        rounds=len(first.schedule),
+        device=first.device,
     )
-    clients.engine_choice, clients.engine_reason = benchmark.choose(clients.engine_choice, max_clients)
-    clients.engine = clients.engine_choice.build(clients.shared, clients.training_samples)
+    clients.use_engine(*benchmark.choose(first.engine_choice, max_clients))
 
 
 def simulation_info(
-    server: Server, clients: SimulatedClients, fed: Federation, held_out: Federation | None = None
+    server: Server, clients: AnyClients, fed: Federation, held_out: Federation | None = None
 ) -> dict[str, Any]:
     """Return the facts that `run.json` records once: engine, device, model, and clients."""
-    device, choice = clients.device, clients.engine_choice
-    return model_info(server) | {
+    first = clients.group(0)
+    device, choice = first.device, first.engine_choice
+    return model_info(server, clients.models) | {
         "engine": choice.engine,
-        "engine_reason": clients.engine_reason,
+        "engine_reason": first.engine_reason,
         "chunk_size": choice.chunk_size,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "threads": choice.threads,
@@ -158,40 +205,61 @@ def simulation_info(
             {
                 "name": fed.names[client],
                 **{split: int(clients.sizes[split][client]) for split in ("train", "validation", "test")},
-                "classes": fed.class_counts(clients.samples["train"][client].cpu()),
+                "classes": fed.class_counts(first.samples["train"][client].cpu()),
+                **_describe_network(clients, client),
             }
             for client in range(fed.num_clients)
         ],
         **({} if fed.common_test is None else {"common_test": len(fed.common_test)}),
-        **({} if held_out is None else {"held_out_clients": _describe_held_out(held_out)}),
+        **({} if held_out is None else {"held_out_clients": _describe_held_out(held_out, clients)}),
     }
 
 
-def _describe_held_out(fed: Federation) -> list[dict[str, Any]]:
+def _describe_held_out(fed: Federation, clients: AnyClients) -> list[dict[str, Any]]:
     """Return the facts about held-out clients; they have no validation data."""
-    return [
+    facts = [
         {"name": name, "train": len(train), "validation": 0, "test": len(test), "classes": fed.class_counts(train)}
         for name, train, test in zip(fed.names, fed.train, fed.test, strict=True)
     ]
+    before = len(clients.names)
+    return [own | _describe_network(clients, before + number) for number, own in enumerate(facts)]
 
 
-def model_info(server: Server) -> dict[str, Any]:
-    """Return the facts about method and model that `run.json` records, for simulated and deployed runs."""
+def _describe_network(clients: AnyClients, client: int) -> dict[str, Any]:
+    """Return the facts about a client's network if clients have different ones."""
+    if isinstance(clients, SimulatedClients):
+        return {}
+    group = clients.group(client)
+    name = short_name(str(group.setup.model.description.get("name", "")))
+    return {"architecture": group.architecture, "network": name, "parameters": count_parameters(group.setup.model)}
+
+
+def model_info(server: Server, models: Sequence[Model]) -> dict[str, Any]:
+    """Return the facts about method and model that `run.json` records, for simulated and deployed runs.
+
+    `models` has one network per architecture; the number of parameters is that of the largest.
+    """
     model = server.model
     return {
         "method_title": server.method.display_name,
         "ranked_by": server.method.ranking_moment,
         "torch": torch.__version__,
-        "parameters": sum(p.numel() for p in model.module.parameters() if p.requires_grad),
+        "parameters": max(map(count_parameters, models)),
         "score": model.score,
         "higher_is_better": model.higher_is_better,
-        "initial_weights": "fixed" if model.build is None else "seed",
+        "initial_weights": "fixed" if all(one.build is None for one in models) else "seed",
         "layers": list(model.layers()),
     }
 
 
-def personal_model(server: Server, clients: SimulatedClients, params: Params, client: int, moment: str) -> Params:
+def count_parameters(model: Model) -> int:
+    """Return the number of trainable parameters."""
+    return sum(p.numel() for p in model.module.parameters() if p.requires_grad)
+
+
+def personal_model(server: Server, all_clients: AnyClients, client: int, moment: str) -> Params:
     """Return one client's personal model as a `state_dict`."""
+    clients = all_clients.group(client)
     with deterministic(clients.threads):
         if clients.held_out is not None and client in clients.held_out.numbers:
             model = clients.held_out.model(server, client, moment)
@@ -199,7 +267,7 @@ def personal_model(server: Server, clients: SimulatedClients, params: Params, cl
             model = take(clients.trained_models(server, [client]), 0)
         else:
             model = take(clients.received_models(server, [client], server.rounds_done + 1), 0)
-    return personal_state_dict(server.model, params, flatten(model))
+    return personal_state_dict(clients.setup.model, clients.setup.params, flatten(model))
 
 
 def _split_samples(fed: Federation, fraction: float, seed: int, device: torch.device) -> dict[str, SampleIndex]:

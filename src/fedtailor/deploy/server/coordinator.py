@@ -84,7 +84,7 @@ class _Coordinator:
         trainer = self._make_trainer(saved["run"])
         trainer.clients.on_join()
         trainer.run.records = read_records(self.folder, checkpoint)
-        trainer.server.restore(checkpoint.server()[0], checkpoint.round, trainer.run.records)
+        trainer.server.restore(checkpoint.server(), checkpoint.round, trainer.run.records)
         trainer.clients.last_counted = {int(client): number for client, number in saved["last_counted"].items()}
         writer.continue_from(checkpoint)
         return trainer
@@ -110,7 +110,7 @@ class _Coordinator:
         return describe_environment(torch.device("cpu"))
 
     def _info(self, server: Server, clients: FlowerClients) -> dict[str, Any]:
-        return model_info(server) | {
+        return model_info(server, [server.model]) | {
             "format": FORMAT,
             "fedtailor": VERSION,
             "environment": self._environment,

@@ -4,12 +4,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from fedtailor.core.system import available_cores, deterministic
 from fedtailor.errors import ConfigError, FedTailorError, unknown_name
-from fedtailor.training.engines import DEFAULT_CHUNK_SIZE, ENGINES, Engine, EngineChoice
+from fedtailor.training.engines import DEFAULT_CHUNK_SIZE, ENGINES, EngineChoice
 from fedtailor.training.engines.vectorized import padding_overhead
 from fedtailor.training.sample_index import SampleIndex
 
@@ -38,8 +39,8 @@ def named_engine(
 class EngineBenchmark:
     """Measures engines on the clients of a round, with fewer batches per client than in the run."""
 
-    build: Callable[[EngineChoice, SampleIndex], Engine]
-    train: Callable[[Engine, Sequence[int]], object]  # trains these clients; the result is not used
+    build: Callable[[EngineChoice, SampleIndex], Any]  # an engine, or one per architecture
+    train: Callable[[Any, Sequence[int]], object]  # trains these clients; the result is not used
     samples: SampleIndex
     clients: Sequence[int]  # of the largest round
     batch_size: int
