@@ -78,7 +78,9 @@ class LeakCheck:
     def _columns_of(self, name: str) -> Tensor:
         """Return the positions of the values with the largest variance over examples."""
         if name not in self._columns:
-            examples = _flatten(self._preprocess(name, self._parts[name][:_VARIANCE_SAMPLES])).double()
+            part = self._parts[name]
+            rows = min(_VARIANCE_SAMPLES, max(2, _BLOCK_SIZE // part[0].numel()))
+            examples = _flatten(self._preprocess(name, part[:rows])).double()
             count = min(_PROJECTED_VALUES, examples.shape[1])
             self._columns[name] = examples.var(0, correction=0).topk(count).indices.sort().values
         return self._columns[name]
