@@ -15,7 +15,10 @@ import fedtailor as ft
 from conftest import error_message
 from fedtailor.core.trees import flatten
 from fedtailor.methods import METHODS
+from fedtailor.training import client_update
+from fedtailor.training.engines import staging
 
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 RNG = np.random.default_rng(0)
 
 
@@ -124,16 +127,16 @@ import numpy as np, torch
 import fedtailor as ft
 
 def clients():
-    for client in range(50):
+    for client in range(30):
         x = np.random.default_rng(client).integers(0, 256, (64, 100_000), dtype=np.uint8)
         yield client, x, np.arange(64) % 2, x[:2], np.arange(2)
 
 ft.simulate(ft.methods.FedAvg(), ft.network("mlp", fed := ft.load("digits", clients=2)), fed, rounds=1)  # warm up
 used = next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
-resource.setrlimit(resource.RLIMIT_DATA, (used * 1024 + 160 * 2**20,) * 2)
+resource.setrlimit(resource.RLIMIT_DATA, (used * 1024 + 130 * 2**20,) * 2)
 fed = ft.Federation.write(sys.argv[1], clients())
 net = ft.wrap(torch.nn.Sequential(torch.nn.Linear(100_000, 2)), head="0")
-ft.simulate(ft.methods.FedAvg(epochs=1), net, fed, schedule=[[0, 49]], batch_size=16, folder=sys.argv[2])
+ft.simulate(ft.methods.FedAvg(epochs=1), net, fed, schedule=[[0, 29]], batch_size=16, folder=sys.argv[2])
 try:
     fed.x.clone()
 except RuntimeError:
@@ -143,9 +146,32 @@ except RuntimeError:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory with RLIMIT_DATA")
 def test_data_larger_than_memory_is_written_and_trained(tmp_path: Path) -> None:
-    """330 MB of samples are written, checked, and trained on with 160 MB of memory, which does not hold a copy."""
+    """200 MB of samples are written, checked, and trained on with 130 MB of memory, which does not hold a copy."""
     command = [sys.executable, "-c", LARGE, str(tmp_path / "fed"), str(tmp_path / "run")]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={"OMP_NUM_THREADS": "1", **os.environ}
     )
     assert done.stdout.strip() == "A copy does not fit.", done.stderr
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_samples_that_stay_on_the_host_train_with_the_same_bits(
+    device: str, engine: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples are copied to the device for each chunk of clients, or, if these do not fit either, for each batch."""
+    fed, settings = images(), {"rounds": 3, "engine": engine, "validation": 0.2, "batch_size": 4, "device": device}
+    model = ft.network("mlp", fed)
+    expected = ft.simulate(ft.methods.FedPer(), model, fed, **settings)  # type: ignore[arg-type]
+    staged = []
+
+    def fits_on_device(size: int, device: torch.device) -> bool:
+        staged.append(size)
+        return fits
+
+    monkeypatch.setattr(client_update, "fits_on_device", lambda size, device: False)
+    monkeypatch.setattr(staging, "fits_on_device", fits_on_device)
+    monkeypatch.setattr(staging, "is_on_host", lambda shared: True)  # also without a GPU
+    assert_same_run(ft.simulate(ft.methods.FedPer(), model, fed, **settings), expected)  # type: ignore[arg-type]
+    assert staged

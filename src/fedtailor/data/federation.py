@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtailor.core.batch import as_parts
 from fedtailor.core.model import Inputs
 from fedtailor.data.client_arrays import ClientArrays
 from fedtailor.data.client_stream import ClientStream, targets_of
@@ -21,7 +22,6 @@ from fedtailor.data.samples import (
     COMMON_TEST_SET,
     CommonTest,
     as_pair,
-    as_parts,
     check_lengths,
     check_owned,
     client_names,

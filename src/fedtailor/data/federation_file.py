@@ -29,11 +29,12 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from fedtailor.core.batch import as_parts
 from fedtailor.core.memory_limits import check_memory
 from fedtailor.core.model import Inputs
 from fedtailor.core.tensor_hash import tensor_bytes
 from fedtailor.core.untrusted_input import check_settings, parse_json
-from fedtailor.data.samples import as_parts, check_same_kind
+from fedtailor.data.samples import check_same_kind
 from fedtailor.data.stored_samples import StoredSamples, hash_samples, non_finite_samples
 from fedtailor.errors import DataError, FedTailorError, reason
 

@@ -65,11 +65,6 @@ def check_owned(owned: Sequence[Indices], names: Sequence[str], samples: int) ->
         raise DataError(f"Sample {owners.argmax()} is owned twice; each sample must belong to one client.")
 
 
-def as_parts(x: Inputs) -> dict[str, Tensor]:
-    """Return the parts of inputs by name; inputs with a single part have the name ''."""
-    return x if isinstance(x, dict) else {"": x}
-
-
 def join_samples(parts: Sequence[Inputs], owners: Sequence[str], kind: str) -> Any:
     """Concatenate arrays, which must agree in parts, shapes, and dtypes."""
     for owner, part in zip(owners, parts, strict=True):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtailor.core.batch import as_parts
 from fedtailor.core.model import Inputs
 from fedtailor.core.tensor_hash import hash_tensors
-from fedtailor.data.samples import as_parts
 
 _BLOCK_VALUES = 2**22  # values that are checked in one step
 
