@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 import fedtailor as ft
-from conftest import error_message, tiny_federation
+from conftest import tiny_federation
 from fedtailor.core.tensor_hash import hash_tensors
 from fedtailor.data.datasets import Data
 from fedtailor.training.fingerprint import data_fingerprint
@@ -147,6 +147,16 @@ def test_file_that_cannot_be_written_raises(tmp_path: Path) -> None:
         tiny_federation().save(tmp_path / "nowhere" / "fed")
 
 
+def test_error_of_the_reader_is_not_an_error_of_the_file(tmp_path: Path) -> None:
+    def clients() -> Iterator[Any]:
+        yield "ann", X, Y, X, Y
+        raise FileNotFoundError("bob's samples")
+
+    with pytest.raises(FileNotFoundError, match="bob's samples"):
+        ft.Federation.write(tmp_path / "fed", clients())
+    assert not list(tmp_path.iterdir())
+
+
 def test_damage_of_any_byte_is_found(tmp_path: Path) -> None:
     """Every byte is covered: those of the inputs with `verify`, and all others always, except the header's padding."""
     path, damaged = tmp_path / "fed", tmp_path / "damaged"
@@ -174,7 +184,8 @@ def test_truncated_file_raises(size: int, tmp_path: Path) -> None:
 
 def test_missing_file_and_folder_raise(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
-        assert f"There is no file '{path}'" in error_message(lambda path=path: ft.Federation.from_file(path))
+        with pytest.raises(ft.DataError, match="There is no file"):
+            ft.Federation.from_file(path)
 
 
 def malicious(path: Path, change: Callable[[dict[str, Any]], None]) -> None:

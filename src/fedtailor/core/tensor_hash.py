@@ -26,4 +26,4 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     >>> tensor_bytes(torch.tensor([1, 2], dtype=torch.uint8)).tolist()
     [1, 2]
     """
-    return memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -169,7 +169,7 @@ class Data:
         from fedtailor.data.client_folders import list_clients  # requires pillow
 
         found = list_clients(Path(self._own_path()), test=self.test, seed=self.seed or 0)
-        extra = {} if found.class_names is None else {"class_names": found.class_names}
+        extra: dict[str, Any] = {} if found.class_names is None else {"class_names": found.class_names}
         clients = ((name, *arrays) for name, arrays in found.read())
         return Federation.write(
             path, clients, classes=self.classes, regression=self.regression, settings=asdict(self), **extra

@@ -369,7 +369,7 @@ class Federation:
         ...     Federation.write(f"{folder}/fed.safetensors", clients()).names
         ('ann', 'bob')
         """
-        from fedtailor.data.federation_file import write_federation
+        from fedtailor.data.federation_writer import write_federation
 
         stream = ClientStream(clients, common_test)
 
@@ -389,7 +389,7 @@ class Federation:
         ...     x, y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
         ...     Federation.from_arrays([(x, y, x, y)]).save(f"{folder}/fed.safetensors")
         """
-        from fedtailor.data.federation_file import write_federation
+        from fedtailor.data.federation_writer import write_federation
 
         write_federation(Path(path), [("The federation", self.x)], lambda x: _fields(self) | {"x": x})
 
