@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from conftest import tiny_federation
 from fedtailor.core.tensor_hash import hash_tensors
 from fedtailor.data.datasets import Data
 from fedtailor.training.fingerprint import data_fingerprint
+from support.corrupted_files import change_federation
 from support.memory import assert_memory_below
 
 MIB = 2**20
@@ -190,16 +190,7 @@ def test_missing_file_and_folder_raise(tmp_path: Path) -> None:
 
 def malicious(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change the header's entries of a federation file and make its checksum valid again."""
-    content = path.read_bytes()
-    first = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:first])
-    rest = content[first + header["x"]["data_offsets"][1] :]
-    metadata = header.pop("__metadata__")
-    change(header)
-    entries = json.dumps(header, sort_keys=True).encode()
-    metadata["sha256"] = sha256(entries + sha256(rest).digest()).hexdigest()
-    text = json.dumps({"__metadata__": metadata} | header).encode().ljust(first - 8)
-    path.write_bytes(content[:8] + text + content[first:])
+    path.write_bytes(change_federation(path.read_bytes(), change))
 
 
 @pytest.mark.parametrize(
