@@ -48,6 +48,19 @@ def test_run_saves_the_run_and_prints_its_folder(tmp_path: Path) -> None:
     assert again.stdout.strip() == done.stdout.split("Run saved in")[0].strip()
 
 
+def test_converted_data_train_with_the_same_numbers_and_resume(tmp_path: Path) -> None:
+    done = fedtailor("data", "convert", "a.safetensors", "--data", "digits", "--data.clients", "4", folder=tmp_path)
+    assert done.returncode == 0 and "4 clients" in done.stdout and "saved in a.safetensors" in done.stdout, done.stderr
+    words = ("run", "--method", "fedper", "--rounds", "2", "--batch-size", "32")
+    for flags in (("--data", "digits", "--data.clients", "4"), ("--data", "file", "--data.file", "a.safetensors")):
+        assert fedtailor(*words, *flags, folder=tmp_path).returncode == 0
+    runs = [ft.load_run(tmp_path / "runs" / f"fedper-seed0-{name}") for name in ("digits", "file")]
+    assert runs[0].records[-1]["per_client"] == runs[1].records[-1]["per_client"]
+    assert runs[0].info["fingerprint"]["data"] == runs[1].info["fingerprint"]["data"]
+    (tmp_path / "runs" / "fedper-seed0-file" / "personal" / "models.json").unlink()  # resume trains again
+    assert fedtailor("resume", "runs/fedper-seed0-file", folder=tmp_path).returncode == 0
+
+
 def test_run_with_a_file_twice_writes_two_folders(tmp_path: Path) -> None:
     (tmp_path / "exp.toml").write_text('rounds = 1\n[method]\nname = "local"\n[data]\nclients = 3\n')
     for _ in range(2):
@@ -251,6 +264,8 @@ def test_compare_all_continues_after_failures(
         ("compare fedavg --target high", "--target must be a score such as 0.9"),
         ("list method", "did you mean 'methods'?"),
         ("data get cifar", "did you mean 'cifar10'?"),
+        ("data convert a.safetensors --rounds 3", "takes one file name and the flags --data and --data.FIELD"),
+        ("run --data file", "needs data.file"),
         ("report runs -o t.csv", "its file must end in .html, got 't.csv'"),
     ],
 )

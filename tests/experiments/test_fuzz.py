@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import strategies as st
 
 import fedtailor as ft
 from fedtailor import networks
 from fedtailor.core import memory_limits
+from fedtailor.core.batch import take_samples
 from fedtailor.data import datasets, image_formats
 from fedtailor.data.datasets import Data, Dataset
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
@@ -93,6 +95,13 @@ def read_mnist(files: dict[str, bytes], folder: Path) -> None:
     image_formats.read_publisher_folder(image_formats.MNIST, folder)
 
 
+def read_federation(data: bytes, folder: Path) -> None:
+    (folder / "fed").write_bytes(data)
+    fed = ft.Federation.from_file(folder / "fed", verify=False)
+    fed.make_preprocessing(torch.float32, torch.device("cpu"))(take_samples(fed.x, fed.train[0]))
+    assert fed.class_counts(fed.train[0]) is None or len(fed.names) == len(fed.train)
+
+
 def read_trace_file(data: bytes, folder: Path) -> None:
     (folder / "trace.json").write_bytes(data)
     read_trace(folder / "trace.json")
@@ -128,6 +137,12 @@ READERS = {
         lambda data, folder: image_formats.parse_sheet(data),
         corrupted_files.SHEET,
         damaged([corrupted_files.SHEET]) | damaged([corrupted_files.SHEET]).map(corrupted_files.repair_png_checksums),
+    ),
+    "federation": Reader(
+        read_federation,
+        corrupted_files.FEDERATION,
+        damaged([corrupted_files.FEDERATION])
+        | damaged([corrupted_files.FEDERATION]).map(corrupted_files.change_federation),
     ),
     "traces": Reader(read_trace_file, b"[[0, 1], [2], []]", damaged([b"[[0, 1], [2], []]"])),
     "tensors": Reader(

@@ -6,8 +6,10 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -163,3 +165,30 @@ def malformed_safetensors() -> SearchStrategy[bytes]:
     )
     entries = st.lists(st.tuples(names, st.one_of(st.just(good), entry)), max_size=3)
     return st.builds(safetensors, entries, outlines, st.sampled_from([0, 4, 8, 16]))
+
+
+def _federation() -> bytes:
+    with TemporaryDirectory() as folder:
+        x = {"image": RNG.integers(0, 9, (4, 3), dtype=np.uint8), "size": np.ones(4, np.float32)}
+        clients = [(x, list("abab"), x, list("abab"))] * 2
+        ft.Federation.from_arrays(clients, common_test=(x, list("abab"))).save(f"{folder}/fed")
+        return Path(folder, "fed").read_bytes()
+
+
+FEDERATION = _federation()
+
+
+def change_federation(data: bytes, change: Callable[[dict[str, Any]], Any] = lambda entries: None) -> bytes:
+    """Return a federation file with changed entries of its header and with a valid checksum, if it has a header."""
+    first = 8 + int.from_bytes(data[:8], "little")
+    try:
+        entries = json.loads(data[8:first])
+        metadata = entries.pop("__metadata__")
+        inputs_end = max(entry["data_offsets"][1] for name, entry in entries.items() if name[:2] in ("x", "x/"))
+        rest = data[first + inputs_end :]
+        change(entries)
+        text = json.dumps(entries, sort_keys=True).encode()
+        metadata["sha256"] = sha256(text + sha256(rest).digest()).hexdigest()
+        return data[:8] + json.dumps({"__metadata__": metadata} | entries).encode().ljust(first - 8) + data[first:]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return data

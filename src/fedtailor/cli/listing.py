@@ -1,6 +1,7 @@
 """The commands list and data."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,9 +11,12 @@ from rich.table import Column, Table
 from fedtailor.analysis.tables import new_table
 from fedtailor.cli.console import out, print_line
 from fedtailor.core.code_reference import is_reference
-from fedtailor.data.datasets import DATASETS, OWN_DATA
-from fedtailor.errors import unknown_name
-from fedtailor.experiments.own_code import CodeConsent
+from fedtailor.data.datasets import DATASETS, OWN_DATA, Data
+from fedtailor.data.federation import Federation
+from fedtailor.errors import ConfigError, unknown_name
+from fedtailor.experiments.overrides import parse_overrides
+from fedtailor.experiments.own_code import CodeConsent, parse_consent
+from fedtailor.experiments.own_parts import build_data
 from fedtailor.experiments.parsing import field_help
 from fedtailor.methods import METHODS
 from fedtailor.methods.catalog import catalog
@@ -21,7 +25,7 @@ from fedtailor.networks import NETWORKS
 ANY_FLAG = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
 _Fields = Mapping[str, tuple[str, str]]  # field -> (default, description)
 
-data = typer.Typer(help="Download data sets.", no_args_is_help=True)
+data = typer.Typer(help="Download and convert data sets.", no_args_is_help=True)
 
 
 def list_(
@@ -44,7 +48,7 @@ def list_(
         out.print(_table("network", {n: (kind.__doc__ or "", field_help(kind)) for n, kind in NETWORKS.items()}))
     elif what == "data":
         about = {name: dataset.description for name, dataset in DATASETS.items()}
-        about |= {name: f"{text} (--data.folder)" for name, text in OWN_DATA.items()}
+        about |= {n: f"{text} (--data.{'file' if n == 'file' else 'folder'})" for n, text in OWN_DATA.items()}
         out.print(_table("data", {name: (text, {}) for name, text in about.items()}))
     else:
         raise unknown_name("list", what, ["methods", "data", "networks"])
@@ -59,6 +63,29 @@ def get(name: Annotated[str, typer.Argument(help="fashion-mnist, mnist, or cifar
         print_line("digits is included in scikit-learn and needs no download.")
         return
     print_line(f"{name} saved in {download.download(name)}")
+
+
+@data.command(context_settings=ANY_FLAG, options_metavar="FILE [OPTIONS]")
+def convert(ctx: typer.Context) -> None:
+    """Write a federation to one file, from which runs read only the samples that they need.
+
+    fedtailor data convert mine.safetensors --data folder --data.folder my_clients
+    fedtailor run --data file --data.file mine.safetensors
+    The flags are --data and --data.FIELD, as in fedtailor run. A folder's clients are read
+    one after another, so they may be larger than memory.
+    """
+    words, consent = parse_consent("data convert", ctx.args)
+    flags = parse_overrides(words)
+    settings = flags.apply_to({})
+    if len(flags.positional) != 1 or settings.keys() - {"data"}:
+        raise ConfigError("data convert takes one file name and the flags --data and --data.FIELD.")
+    chosen = build_data(settings.get("data", {}), consent)
+    path = Path(flags.positional[0])
+    if isinstance(chosen, Data):
+        chosen.convert(path)
+    else:
+        chosen.load().save(path)
+    print_line(f"{Federation.from_file(path)!r} saved in {path}")
 
 
 def flags_help(what: str, parts: Mapping[str, type[Any]], hidden: Sequence[str] = ()) -> str:

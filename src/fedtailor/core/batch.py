@@ -57,7 +57,7 @@ class SharedContext:
     """What all clients of a run have in common; an engine makes each `ClientContext` from it."""
 
     model: Model  # in training mode
-    x: Inputs  # samples of all clients, stored on the device once
+    x: Inputs  # samples of all clients: on the device, or on the host if they do not fit there
     y: Tensor
     prepare: Callable[[Inputs], Inputs]  # converts stored samples to inputs of the model
     batch_size: int
@@ -69,12 +69,19 @@ class SharedContext:
     participation: float = 1.0  # mean fraction of clients per round
 
 
+def as_parts(x: Inputs) -> dict[str, Tensor]:
+    """Return the parts of inputs by name; inputs with a single part have the name ''."""
+    return x if isinstance(x, dict) else {"": x}
+
+
 def take_samples(x: Inputs, rows: Tensor | slice) -> Inputs:
-    """Return the samples in these rows, for inputs with one part or several."""
+    """Return the samples in these rows, for inputs with one part or several, on the device of `rows`."""
     return {name: _take_rows(part, rows) for name, part in x.items()} if isinstance(x, dict) else _take_rows(x, rows)
 
 
 def _take_rows(part: Tensor, rows: Tensor | slice) -> Tensor:
+    if isinstance(rows, Tensor) and rows.device != part.device:
+        return _take_rows(part, rows.to(part.device)).to(rows.device)
     if isinstance(rows, slice) or part.ndim == 1:
         return part[rows]
     # torch.embedding copies whole rows; indexing under vmap copies single values

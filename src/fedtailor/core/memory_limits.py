@@ -26,6 +26,15 @@ def check_memory(size: int, what: str) -> None:
         raise ConfigError(f"{what} would take {size / 1e9:,.1f} GB of memory; {allowed}.")
 
 
+def fits_on_device(size: int, device: torch.device) -> bool:
+    """Return whether samples of `size` bytes may be kept on a device: half of its memory is for models and batches.
+
+    >>> fits_on_device(10**18, torch.device("cpu"))
+    False
+    """
+    return size <= total_memory(device) // 2
+
+
 def check_method_memory(method: Method, setup: Setup) -> None:
     """Raise `ConfigError` if integer fields of a method make its server state or client state too large for memory."""
     for f in fields(method):

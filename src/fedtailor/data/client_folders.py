@@ -11,6 +11,8 @@ All clients have the same format, and all images have the same size. The folder 
 """
 
 import reprlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -33,12 +35,42 @@ Array = NDArray[Any]
 Arrays = tuple[Array, Array, Array, Array]
 
 
+@dataclass(frozen=True)
+class ClientFolder:
+    """The clients that a folder contains, before their samples are read."""
+
+    files: dict[str, list[Path]]  # client -> its .npz file, or its images
+    size: int  # bytes of all samples
+    class_names: tuple[str, ...] | None  # None: .npz files, which contain the labels
+    test: float  # fraction of samples that is held out
+    seed: int
+
+    def read(self) -> Iterator[tuple[str, Arrays]]:
+        """Yield the name and the samples of one client after another."""
+        for client, (name, files) in enumerate(self.files.items()):
+            if self.class_names is None:
+                yield name, _read_npz(files[0], self.test, (self.seed, client))
+            else:
+                pair = _read_images(name, files, self.class_names)
+                yield name, _hold_out(*pair, self.test, (self.seed, client))
+
+
 def read_folder(folder: Path, *, test: float, seed: int) -> ClientArrays:
     """Read all clients in a folder; `test` is the fraction of samples that is held out."""
+    found = list_clients(folder, test=test, seed=seed)
+    check_memory(found.size, f"The {'data' if found.class_names is None else 'images'} in '{folder}'")
+    try:
+        return ClientArrays([arrays for _, arrays in found.read()], list(found.files), found.class_names)
+    except OSError as error:
+        raise DataError(f"The folder '{folder}' cannot be read: {error.strerror}.") from error
+
+
+def list_clients(folder: Path, *, test: float, seed: int) -> ClientFolder:
+    """Return the clients in a folder without reading their samples, so that they can be read one after another."""
     if not 0 < test < 1:
         raise DataError(f"test must be a fraction between 0 and 1, got {test}.")
     try:
-        return _read_clients(folder, test, seed)
+        return _list_clients(folder, test, seed)
     except OSError as error:
         raise DataError(f"The folder '{folder}' cannot be read: {error.strerror}.") from error
 
@@ -53,7 +85,7 @@ def read_client(path: Path, name: str, *, test: float, seed: int) -> Arrays:
         raise DataError(f"'{path}' cannot be read: {error.strerror}.") from error
 
 
-def _read_clients(folder: Path, test: float, seed: int) -> ClientArrays:
+def _list_clients(folder: Path, test: float, seed: int) -> ClientFolder:
     if not folder.is_dir():
         raise DataError(f"There is no folder '{folder}'.")
     archives = list_entries(folder, "*.npz", Path.is_file, folder)
@@ -61,17 +93,14 @@ def _read_clients(folder: Path, test: float, seed: int) -> ClientArrays:
     if bool(archives) == bool(folders):
         raise DataError(f"'{folder}' must contain either one .npz file per client or one folder of images per client.")
     if archives:
-        check_memory(sum(npz_bytes(path, (*_NAMES, "x", "y")) for path in archives), f"The data in '{folder}'")
-        clients = [_read_npz(path, test, (seed, client)) for client, path in enumerate(archives)]
-        return ClientArrays(clients, [path.stem for path in archives])
+        size = sum(npz_bytes(path, (*_NAMES, "x", "y")) for path in archives)
+        return ClientFolder({path.stem: [path] for path in archives}, size, None, test, seed)
     classes = sorted({path.name for client in folders for path in list_entries(client, "*", Path.is_dir, folder)})
     if not classes:
         raise DataError(f"Each client folder in '{folder}' must contain one folder of images per class.")
-    files = [_list_images(client, folder) for client in folders]
-    check_memory(sum(len(own) * 3 * prod(read_image_size(own[0])) for own in files), f"The images in '{folder}'")
-    samples = [_read_images(client.name, own, classes) for client, own in zip(folders, files, strict=True)]
-    clients = [_hold_out(*pair, test, (seed, client)) for client, pair in enumerate(samples)]
-    return ClientArrays(clients, [path.name for path in folders], tuple(classes))
+    files = {client.name: _list_images(client, folder) for client in folders}
+    size = sum(len(own) * 3 * prod(read_image_size(own[0])) for own in files.values())
+    return ClientFolder(files, size, tuple(classes), test, seed)
 
 
 def _read_npz(path: Path, test: float, seed: tuple[int, int]) -> Arrays:
@@ -114,8 +143,9 @@ def _list_images(client: Path, root: Path) -> list[Path]:
     return files
 
 
-def _read_images(client: str, files: list[Path], classes: list[str]) -> tuple[Array, Array]:
+def _read_images(client: str, files: list[Path], classes: tuple[str, ...]) -> tuple[Array, Array]:
     size, images = read_image_size(files[0]), list[Array]()
+    check_memory(len(files) * 3 * prod(size), f"Client {client}'s images")
     for path in files:
         image = read_image(path, size)
         if image is None or (images and image.shape != images[0].shape):

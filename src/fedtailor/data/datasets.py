@@ -13,9 +13,10 @@ from fedtailor.data.partition import PARTITIONS, hold_out_common, partition_samp
 from fedtailor.errors import DataError, unknown_name
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]  # inputs and labels
-_FOLDER_SETTINGS = {  # of data sets that are already split into clients; a run sets the seed of any data set
+_OWN_SETTINGS = {  # of data sets that are already split into clients; a run sets the seed of any data set
     "folder": ("name", "folder", "test", "seed", "classes", "regression"),
     "pfllib": ("name", "folder", "seed"),
+    "file": ("name", "file", "seed"),
 }
 
 
@@ -61,9 +62,10 @@ DATASETS: dict[str, Dataset] = {
     ),
 }  # fmt: skip
 
-OWN_DATA = {  # readers of your own files, which data.folder names -> description
+OWN_DATA = {  # readers of your own files, which data.folder or data.file names -> description
     "folder": "your own data: one .npz file or one folder of images per client",
     "pfllib": "a data set that PFLlib generated: config.json, train/0.npz, test/0.npz, and so on",
+    "file": "a federation in one file, for data larger than memory (fedtailor data convert)",
 }
 
 
@@ -84,7 +86,7 @@ class Data:
     the same proportions of classes as its training data.
     """
 
-    name: Annotated[str, "digits, fashion-mnist, mnist, cifar10; your own data: folder, pfllib"] = "digits"
+    name: Annotated[str, "digits, fashion-mnist, mnist, cifar10; your own data: folder, pfllib, file"] = "digits"
     clients: Annotated[int, "number of clients; your own data has its own"] = 20
     partition: Annotated[str, "iid, dirichlet, pathological, or power_law"] = "dirichlet"
     alpha: Annotated[float, "of dirichlet; small: clients with few classes each, large: similar clients"] = 0.1
@@ -96,6 +98,7 @@ class Data:
         float | None, "fraction of all samples that is held out as a test set common to all clients"
     ] = None
     folder: Annotated[str | None, "folder of the publisher's files, or of your own data"] = None
+    file: Annotated[str | None, "the federation file, with --data file"] = None
     seed: Annotated[int | None, "of the split; default: the run's seed"] = None
     classes: Annotated[int | None, "number of classes in the folder, if some have no samples"] = None
     regression: Annotated[bool | None, "whether the folder's targets are numbers, if they could be classes"] = None
@@ -107,6 +110,8 @@ class Data:
             return self._load_own(seed)
         if self.classes is not None or self.regression is not None:
             raise DataError("data.classes and data.regression apply only to the data set 'folder'.")
+        if self.file is not None:
+            raise DataError("data.file applies only to the data set 'file'; use --data file.")
         if self.name not in DATASETS:
             raise unknown_name("data set", self.name, known_data())
         if self.partition == "by_owner":
@@ -127,17 +132,47 @@ class Data:
             mean=dataset.mean, std=dataset.std, settings=asdict(self) | {"seed": seed},
         )  # fmt: skip
 
-    def _load_own(self, seed: int) -> Federation:
-        if self.folder is None:
-            raise DataError(f"The data set '{self.name}' needs data.folder, the folder of your clients.")
+    def _own_path(self) -> str:
+        """Return the folder or file of the user's own data."""
+        source = "file" if self.name == "file" else "folder"
+        path: str | None = getattr(self, source)
+        if path is None:
+            raise DataError(f"The data set '{self.name}' needs data.{source}, the {source} of your clients.")
         for f in fields(self):
-            if f.name not in _FOLDER_SETTINGS[self.name] and getattr(self, f.name) != f.default:
+            if f.name not in _OWN_SETTINGS[self.name] and getattr(self, f.name) != f.default:
                 raise DataError(f"The data set '{self.name}' is already split into clients; remove data.{f.name}.")
-        if self.name == "pfllib":
-            fed = Federation.from_pfllib(self.folder)
-            return replace(fed, settings={**fed.settings, "seed": seed})  # recorded for every data set
-        return Federation.from_folder(
-            self.folder, test=self.test, seed=seed, classes=self.classes, regression=self.regression
+        return path
+
+    def _load_own(self, seed: int) -> Federation:
+        path = self._own_path()
+        if self.name == "folder":
+            return Federation.from_folder(
+                path, test=self.test, seed=seed, classes=self.classes, regression=self.regression
+            )
+        fed = Federation.from_pfllib(path) if self.name == "pfllib" else Federation.from_file(path)
+        return replace(fed, settings={**fed.settings, "seed": seed})  # recorded for every data set
+
+    def convert(self, path: str | Path) -> Federation:
+        """Write the data set to a federation file and open it; a folder's clients are read one after another.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Data("digits", clients=4).convert(f"{folder}/digits.safetensors").num_clients
+        4
+        """
+        if self.name == "folder":
+            return self._convert_folder(path)
+        self.load().save(path)
+        return Federation.from_file(path)
+
+    def _convert_folder(self, path: str | Path) -> Federation:
+        from fedtailor.data.client_folders import list_clients  # requires pillow
+
+        found = list_clients(Path(self._own_path()), test=self.test, seed=self.seed or 0)
+        extra: dict[str, Any] = {} if found.class_names is None else {"class_names": found.class_names}
+        clients = ((name, *arrays) for name, arrays in found.read())
+        return Federation.write(
+            path, clients, classes=self.classes, regression=self.regression, settings=asdict(self), **extra
         )
 
 

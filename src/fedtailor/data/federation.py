@@ -4,19 +4,22 @@ All samples are in one tensor, and a client is two lists of indices. The data is
 it keeps its dtype until a batch is made.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedtailor.core.batch import as_parts
 from fedtailor.core.model import Inputs
 from fedtailor.data.client_arrays import ClientArrays
+from fedtailor.data.client_stream import ClientStream, targets_of
 from fedtailor.data.conversion import encode_labels, resolve_targets, to_inputs, to_targets, warn_if_random
 from fedtailor.data.partition import hold_out, samples_by_client
 from fedtailor.data.samples import (
+    COMMON_TEST_SET,
     CommonTest,
     as_pair,
     check_lengths,
@@ -26,9 +29,8 @@ from fedtailor.data.samples import (
     take_common,
     with_sample_axis,
 )
+from fedtailor.data.stored_samples import StoredSamples, hash_samples, non_finite_samples
 from fedtailor.errors import DataError
-
-_COMMON = "The common test set"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +48,13 @@ class Federation:
     std: tuple[float, ...] | None = None  # per channel, divided by after that
     settings: Mapping[str, Any] = field(default_factory=dict)  # how the federation was made, for the run folder
     common_test: Tensor | None = None  # indices of test samples that belong to no client, for all personal models
+    stored: StoredSamples | None = None  # what is recorded about x and y if they are from a federation file
 
     def __post_init__(self) -> None:
         _check(self)
 
     def __repr__(self) -> str:
-        parts = self.x.items() if isinstance(self.x, dict) else [("", self.x)]
+        parts = as_parts(self.x).items()
         inputs = [f"{name} {'×'.join(map(str, part.shape[1:])) or 'numbers'}".strip() for name, part in parts]
         train, test = (sum(map(len, split)) for split in (self.train, self.test))
         common = "" if self.common_test is None else f", {len(self.common_test):,} common test samples"
@@ -75,6 +78,15 @@ class Federation:
         """Shape of one sample's input; None if inputs have several parts."""
         return None if isinstance(self.x, dict) else tuple(self.x.shape[1:])
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the inputs are in a file that is mapped into memory; they are then read-only."""
+        return self.stored is not None and self.stored.x is self.x and self.stored.y is self.y
+
+    def sample_hash(self) -> str:
+        """Return the SHA-256 of all samples; that of a federation file was recorded when the file was written."""
+        return self.stored.sha256 if self.stored is not None and self.is_mapped else hash_samples(self.x, self.y)
+
     def class_counts(self, indices: Tensor) -> list[int] | None:
         """Return the number of these samples per class; None if the targets are not classes."""
         return None if self.classes is None else torch.bincount(self.y[indices], minlength=self.classes).tolist()
@@ -96,7 +108,7 @@ class Federation:
             if bool(marked[own].any()):
                 return f"Client {name}"
         is_common = self.common_test is not None and bool(marked[self.common_test].any())
-        return _COMMON if is_common else "A sample of another client"
+        return COMMON_TEST_SET if is_common else "A sample of another client"
 
     def make_preprocessing(self, dtype: torch.dtype, device: torch.device) -> Callable[[Inputs], Inputs]:
         """Return the function that converts stored samples to inputs of a model.
@@ -161,20 +173,15 @@ class Federation:
                 raise DataError(f"Client {name} must be (x_train, y_train, x_test, y_test), got {len(arrays)} arrays.")
         common = [] if common_test is None else [tuple(common_test)]
         if any(len(arrays) != 2 for arrays in common):
-            raise DataError(f"{_COMMON} must be (x, y), got {len(common[0])} arrays.")
-        owners = [f"Client {name}" for name in labels for _ in ("train", "test")] + [_COMMON for _ in common]
+            raise DataError(f"{COMMON_TEST_SET} must be (x, y), got {len(common[0])} arrays.")
+        owners = [f"Client {name}" for name in labels for _ in ("train", "test")] + [COMMON_TEST_SET for _ in common]
         pairs = [pair for arrays in clients for pair in (arrays[:2], arrays[2:])] + common
-        encoded, class_names = encode_labels([y for _, y in pairs], owners)
-        xs, ys = [], []
-        for owner, (x, _), y in zip(owners, pairs, encoded, strict=True):
-            xs.append(to_inputs(x, f"{owner}'s"))
-            ys.append(to_targets(y, f"{owner}'s"))
-            check_lengths(xs[-1], ys[-1], f"{owner}'s")
-        x, y = join_samples(xs, owners, "inputs"), join_samples(ys, owners, "targets")
-        indices = torch.split(torch.arange(len(y)), [len(part) for part in ys])
-        train, test = indices[: 2 * len(labels) : 2], indices[1 : 2 * len(labels) : 2]
-        extra = {"class_names": class_names, "common_test": indices[-1] if common else None} | extra
-        return cls._build(x, y, train, test, labels, classes, regression, extra)
+        xs = [to_inputs(x, f"{owner}'s") for owner, (x, _) in zip(owners, pairs, strict=True)]
+        ys, class_names = targets_of([y for _, y in pairs], owners)
+        for owner, own_x, own_y in zip(owners, xs, ys, strict=True):
+            check_lengths(own_x, own_y, f"{owner}'s")
+        x = join_samples(xs, owners, "inputs")
+        return cls._from_blocks(x, ys, owners, labels, classes, regression, {"class_names": class_names} | extra)
 
     @classmethod
     def from_owners(
@@ -319,10 +326,97 @@ class Federation:
         return cls._build(found.x, found.y, found.train, found.test, labels, classes, regression, extra)
 
     @classmethod
+    def from_file(cls, path: str | Path, *, verify: bool = False) -> "Federation":
+        """Open a file that `save` or `write` wrote; the inputs are mapped into memory and read when they are used.
+
+        A damaged file raises `DataError`. The inputs themselves are compared with their checksum only with `verify`,
+        which reads all of them.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     x, y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
+        ...     Federation.from_arrays([(x, y, x, y)]).save(f"{folder}/fed.safetensors")
+        ...     Federation.from_file(f"{folder}/fed.safetensors").is_mapped
+        True
+        """
+        from fedtailor.data.federation_file import read_federation
+
+        found = read_federation(Path(path), verify)
+        client_names(found["names"], len(found["train"]))
+        return cls(**found, settings={"name": "file", "file": str(path)})
+
+    @classmethod
+    def write(
+        cls,
+        path: str | Path,
+        clients: Iterable[tuple[str, Any, Any, Any, Any]],
+        *,
+        classes: int | None = None,
+        regression: bool | None = None,
+        common_test: tuple[Any, Any] | None = None,
+        **extra: Any,
+    ) -> "Federation":
+        """Write a file client by client, for data larger than memory, and return the federation that `from_file` opens.
+
+        `clients` yields (name, x_train, y_train, x_test, y_test) for one client after another, and only the targets
+        of all clients are kept in memory. The other arguments are those of `from_arrays`.
+
+        >>> import tempfile
+        >>> def clients():
+        ...     for name in ("ann", "bob"):
+        ...         x, y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])  # read this client's samples here
+        ...         yield name, x, y, x, y
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Federation.write(f"{folder}/fed.safetensors", clients()).names
+        ('ann', 'bob')
+        """
+        from fedtailor.data.federation_writer import write_federation
+
+        stream = ClientStream(clients, common_test)
+
+        def finish(x: Inputs) -> dict[str, Any]:
+            ys, class_names = targets_of(stream.targets, stream.owners)
+            labels, options = client_names(stream.names, len(stream.names)), {"class_names": class_names} | extra
+            return _fields(cls._from_blocks(x, ys, stream.owners, labels, classes, regression, options))
+
+        write_federation(Path(path), stream.inputs(), finish)
+        return cls.from_file(path)
+
+    def save(self, path: str | Path) -> None:
+        """Write the federation to one file, which `from_file` opens; an existing file is replaced.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     x, y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
+        ...     Federation.from_arrays([(x, y, x, y)]).save(f"{folder}/fed.safetensors")
+        """
+        from fedtailor.data.federation_writer import write_federation
+
+        write_federation(Path(path), [("The federation", self.x)], lambda x: _fields(self) | {"x": x})
+
+    @classmethod
     def _from_client_arrays(cls, found: ClientArrays, **options: Any) -> "Federation":
         if found.class_names is not None:
             options["class_names"] = found.class_names
         return cls.from_arrays(found.clients, names=found.names, **options)
+
+    @classmethod
+    def _from_blocks(
+        cls,
+        x: Inputs,
+        ys: Sequence[Tensor],
+        owners: Sequence[str],
+        names: tuple[str, ...],
+        classes: int | None,
+        regression: bool | None,
+        extra: dict[str, Any],
+    ) -> "Federation":
+        """Make a federation from samples in the order train, test, train, test, ..., and the common test set."""
+        y = join_samples(ys, owners, "targets")
+        indices = torch.split(torch.arange(len(y)), [len(part) for part in ys])
+        train, test = indices[: 2 * len(names) : 2], indices[1 : 2 * len(names) : 2]
+        common = indices[-1] if len(indices) > 2 * len(names) else None
+        return cls._build(x, y, train, test, names, classes, regression, {"common_test": common} | extra)
 
     @classmethod
     def _build(
@@ -343,6 +437,10 @@ class Federation:
             classes = len(extra["class_names"])
         y, classes = resolve_targets(y, owned, classes, regression)
         return cls(x, y, tuple(train), tuple(test), names, classes, **extra)
+
+
+def _fields(fed: Federation) -> dict[str, Any]:
+    return {f.name: getattr(fed, f.name) for f in fields(fed)}
 
 
 def _list(common_test: Tensor | None) -> list[Tensor]:
@@ -373,13 +471,12 @@ def _check(fed: Federation) -> None:
     for common in _list(fed.common_test):
         if not len(common) or bool(owned[common].any()):
             problem = "contains samples of a client" if len(common) else "has no samples"
-            raise DataError(f"{_COMMON} {problem}; give it samples that belong to no client.")
+            raise DataError(f"{COMMON_TEST_SET} {problem}; give it samples that belong to no client.")
         owned[common] = True
-    inputs = fed.x.values() if isinstance(fed.x, dict) else [fed.x]
+    is_known_finite = fed.stored is not None and fed.is_mapped and fed.stored.is_finite
+    inputs = [] if is_known_finite else list(as_parts(fed.x).values())
     for kind, part in [*(("inputs", part) for part in inputs), ("targets", fed.y)]:
-        if not part.is_floating_point():
-            continue
-        bad = owned & ~torch.isfinite(part.flatten(1) if part.ndim > 1 else part[:, None]).all(1)
+        bad = owned & non_finite_samples(part)
         if bool(bad.any()):
             raise DataError(f"{fed.find_owner(bad)} has NaN or infinity in its {kind}; remove those samples.")
     if fed.classes is not None:

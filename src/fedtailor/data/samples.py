@@ -14,6 +14,7 @@ from fedtailor.core.model import Inputs
 from fedtailor.data.partition import Indices, hold_out_common
 from fedtailor.errors import DataError
 
+COMMON_TEST_SET = "The common test set"  # in error messages
 CommonTest = float | Sequence[int] | Indices | None  # a fraction of all samples, or the indices of samples
 
 
@@ -67,16 +68,25 @@ def check_owned(owned: Sequence[Indices], names: Sequence[str], samples: int) ->
 def join_samples(parts: Sequence[Inputs], owners: Sequence[str], kind: str) -> Any:
     """Concatenate arrays, which must agree in parts, shapes, and dtypes."""
     for owner, part in zip(owners, parts, strict=True):
-        if _part_names(part) != _part_names(parts[0]):
-            raise DataError(f"{owner}'s inputs do not have the same parts as those of other clients.")
+        _check_same_parts(part, parts[0], owner)
     if isinstance(parts[0], dict):
         return {name: join_samples([part[name] for part in parts], owners, f"{kind} '{name}'") for name in parts[0]}
     nonempty = next((part for part in parts if len(part)), parts[0])
     for owner, part in zip(owners, parts, strict=True):
-        if len(part) and (part.shape[1:] != nonempty.shape[1:] or part.dtype != nonempty.dtype):
-            kinds = [f"{str(p.dtype).removeprefix('torch.')} {tuple(p.shape[1:])}" for p in (part, nonempty)]
-            raise DataError(f"{owner}'s {kind} are {kinds[0]}, but those of other clients are {kinds[1]}.")
+        if len(part):
+            check_same_kind(part, nonempty, owner, kind)
     return torch.cat([part for part in parts if len(part)] or [nonempty])
+
+
+def check_same_kind(part: Inputs, other: Inputs, owner: str, kind: str) -> None:
+    """Raise an error unless an owner's samples have the parts, shapes, and dtypes of another client's."""
+    _check_same_parts(part, other, owner)
+    if isinstance(part, dict):
+        for name in part:
+            check_same_kind(part[name], other[name], owner, f"{kind} '{name}'")
+    elif part.shape[1:] != other.shape[1:] or part.dtype != other.dtype:
+        kinds = [f"{str(p.dtype).removeprefix('torch.')} {tuple(p.shape[1:])}" for p in (part, other)]
+        raise DataError(f"{owner}'s {kind} are {kinds[0]}, but those of other clients are {kinds[1]}.")
 
 
 def take_common(
@@ -94,5 +104,7 @@ def take_common(
     return [own[~np.isin(own, common)] for own in owned], torch.from_numpy(np.unique(common))
 
 
-def _part_names(x: Inputs) -> set[str] | None:
-    return set(x) if isinstance(x, dict) else None
+def _check_same_parts(part: Inputs, other: Inputs, owner: str) -> None:
+    names, others = (set(x) if isinstance(x, dict) else None for x in (part, other))
+    if names != others:
+        raise DataError(f"{owner}'s inputs do not have the same parts as those of other clients.")

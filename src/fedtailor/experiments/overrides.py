@@ -10,7 +10,7 @@ from fedtailor.errors import ConfigError
 
 T = TypeVar("T")
 _MAX_DOTS = 8  # in a flag; --method.inner.lr has two
-_PATH_FLAGS = ("out", "data.folder", "unreliable.trace")  # paths may contain commas and brackets
+_PATH_FLAGS = ("out", "data.folder", "data.file", "unreliable.trace")  # paths may contain commas and brackets
 
 
 @dataclass(frozen=True)

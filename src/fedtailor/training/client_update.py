@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
-from fedtailor.core.batch import SharedContext
+from fedtailor.core.batch import SharedContext, as_parts
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.memory_limits import fits_on_device
 from fedtailor.core.method import Method
-from fedtailor.core.model import Model
+from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Params, Tree, map_leaves
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError
@@ -58,7 +60,7 @@ def make_shared_context(
     device, dtype = config.torch_device, config.torch_dtype
     return SharedContext(
         model=model.mode(training=True),
-        x=map_leaves(lambda part: part.to(device).contiguous(), {"x": fed.x})["x"],
+        x=_place_inputs(fed.x, device),
         y=fed.y.to(device, dtype) if fed.y.is_floating_point() else fed.y.to(device),
         prepare=fed.make_preprocessing(dtype, device),
         batch_size=choose_batch_size(config, model, largest or int(sizes.max())),
@@ -69,6 +71,13 @@ def make_shared_context(
         dtype=dtype,
         participation=participation,
     )
+
+
+def _place_inputs(x: Inputs, device: torch.device) -> Inputs:
+    """Return inputs on the device, or unchanged on the host if they would take too much of the device's memory."""
+    is_small = fits_on_device(sum(part.nbytes for part in as_parts(x).values()), device)
+    target = device if is_small else torch.device("cpu")
+    return map_leaves(lambda part: part.to(target).contiguous(), {"x": x})["x"]
 
 
 def choose_batch_size(config: TrainingConfig, model: Model, largest: int) -> int:

@@ -8,13 +8,13 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedtailor.core.client_models import AnyModel
 from fedtailor.core.code_reference import is_built_in, is_reference, short_name
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model, cross_entropy
+from fedtailor.core.tensor_hash import hash_tensors
 from fedtailor.data.federation import Federation
 
 
@@ -44,17 +44,16 @@ def model_fingerprint(model: AnyModel) -> str:
     layers = {name: [list(value.shape), str(value.dtype)] for name, value in state.items()}
     constants = [buffer for name, buffer in model.module.named_buffers() if name not in state]  # in no state_dict
     own = _own_choices(model)
-    return _hash([repr(model.module), model.head, sorted(layers.items()), _hash_tensors(constants), *own])
+    return _hash([repr(model.module), model.head, sorted(layers.items()), hash_tensors(constants), *own])
 
 
 def data_fingerprint(fed: Federation, held_out: Federation | None = None) -> str:
     """Return a short hash of all samples, their clients, and the clients that are held out."""
-    parts = [fed.x] if isinstance(fed.x, Tensor) else [part for _, part in sorted(fed.x.items())]
     preprocessing = [fed.mean, fed.std, fed.classes]
-    split = [_hash_tensors(tensors) for tensors in ([*parts, fed.y], fed.train, fed.test)]
-    extra: list[Any] = [] if fed.common_test is None else ["common test set", _hash_tensors([fed.common_test])]
+    split = [fed.sample_hash(), hash_tensors(fed.train), hash_tensors(fed.test)]
+    extra: list[Any] = [] if fed.common_test is None else ["common test set", hash_tensors([fed.common_test])]
     if held_out is not None:
-        extra += ["held out", held_out.names, *(_hash_tensors(own) for own in (held_out.train, held_out.test))]
+        extra += ["held out", held_out.names, *(hash_tensors(own) for own in (held_out.train, held_out.test))]
     return _hash([fed.names, preprocessing, *split, *extra])
 
 
@@ -90,18 +89,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, partial):
         return _plain([value.func, value.args, value.keywords])
     if isinstance(value, Tensor):
-        return _hash_tensors([value.detach().cpu()])
+        return hash_tensors([value.detach().cpu()])
     if isinstance(value, (str, bool)) or value is None:
         return value
     if isinstance(value, Real):
         return float(value)
     text = getattr(value, "__qualname__", None) or str(value)
     return type(value).__qualname__ if " at 0x" in text else text
-
-
-def _hash_tensors(tensors: Any) -> str:
-    digest = sha256()
-    for tensor in tensors:
-        digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

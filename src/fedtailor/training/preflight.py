@@ -95,7 +95,8 @@ def measure_step_cost(model: Model, params: Params, shared: SharedContext) -> St
             multiplications += output.numel() * weight[0].numel()
 
     hooks = [layer.register_forward_hook(count) for layer in model.module.modules()]
-    model.logits(params, shared.prepare(take_samples(shared.x, slice(0, 1))))
+    first = torch.zeros(1, dtype=torch.int64, device=shared.y.device)
+    model.logits(params, shared.prepare(take_samples(shared.x, first)))
     for hook in hooks:
         hook.remove()
     weights = sum(p.numel() for p in params.values())

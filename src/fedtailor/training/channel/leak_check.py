@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core import random
+from fedtailor.core.batch import take_samples
 from fedtailor.core.model import Inputs
 from fedtailor.core.trees import Rows, Tree, leaves
 from fedtailor.errors import ConfigError
@@ -55,11 +56,12 @@ class LeakCheck:
         owned, rows_per_client = [samples[client] for client in clients], len(rows) // len(clients)
         known = self._project_examples(name, torch.cat(owned)) + _offsets([len(own) for own in owned], rows)
         known = known.sort().values
-        projections = _project(rows[:, self._columns_of(name)]) + _offsets([rows_per_client] * len(clients), rows)
+        columns = self._columns_of(name, rows.device)
+        projections = _project(rows[:, columns]) + _offsets([rows_per_client] * len(clients), rows)
         nearest = known[torch.searchsorted(known, projections - 1e-9).clamp(max=len(known) - 1)]
         suspects = ((nearest - projections).abs() < 2e-9).nonzero()[:, 0]
         for position in sorted(set((suspects // max(rows_per_client, 1)).tolist())):
-            examples = _flatten(self._preprocess(name, part[owned[position]]))
+            examples = _flatten(self._preprocess(name, take_samples(part, owned[position])))
             candidates = _drop_constant(rows[suspects[suspects // rows_per_client == position]])
             same = [row for row in candidates if bool((examples == row).all(1).any())]
             if len(same) * rows.shape[1] >= _MIN_VALUES:
@@ -69,16 +71,20 @@ class LeakCheck:
         """Return the projections of these examples; each is computed once."""
         part = self._parts[name]
         if name not in self._projections:
-            self._projections[name] = part.new_full((len(part),), nan, dtype=torch.float64)
+            self._projections[name] = torch.full((len(part),), nan, dtype=torch.float64, device=samples.device)
         projections = self._projections[name]
         for new in torch.split(samples[projections[samples].isnan()], max(1, _BLOCK_SIZE // part[0].numel())):
-            projections[new] = _project(_flatten(self._preprocess(name, part[new]))[:, self._columns_of(name)])
+            examples = _flatten(self._preprocess(name, take_samples(part, new)))
+            projections[new] = _project(examples[:, self._columns_of(name, new.device)])
         return projections[samples]
 
-    def _columns_of(self, name: str) -> Tensor:
+    def _columns_of(self, name: str, device: torch.device) -> Tensor:
         """Return the positions of the values with the largest variance over examples."""
         if name not in self._columns:
-            examples = _flatten(self._preprocess(name, self._parts[name][:_VARIANCE_SAMPLES])).double()
+            part = self._parts[name]
+            count = min(len(part), _VARIANCE_SAMPLES, max(2, _BLOCK_SIZE // part[0].numel()))
+            first = take_samples(part, torch.arange(count, device=device))
+            examples = _flatten(self._preprocess(name, first)).double()
             count = min(_PROJECTED_VALUES, examples.shape[1])
             self._columns[name] = examples.var(0, correction=0).topk(count).indices.sort().values
         return self._columns[name]

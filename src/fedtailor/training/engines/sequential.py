@@ -10,6 +10,7 @@ from fedtailor.core.batch import SharedContext
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.trees import Tree, flatten, map_leaves, stack, take
 from fedtailor.errors import ConfigError
+from fedtailor.training.engines.staging import stage
 from fedtailor.training.sample_index import SampleIndex
 
 
@@ -34,9 +35,10 @@ class Sequential:
         return stack(results)
 
     def _context(self, client: int, round: int) -> ClientContext:
-        samples = self.samples[client]
+        shared, staged, (number,) = stage(self.shared, self.samples, [client])
+        samples = staged[number]
         index, size = (torch.tensor(value, device=samples.device) for value in (client, len(samples)))
-        return ClientContext(self.shared, round, index, size, samples)
+        return ClientContext(shared, round, index, size, samples)
 
 
 class InPlaceMutationError(ConfigError):

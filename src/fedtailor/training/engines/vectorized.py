@@ -18,6 +18,7 @@ from fedtailor.core.vmap_context import StepLoop, VmapContext, sequential_loop
 from fedtailor.errors import ConfigError, FedTailorError, reason
 from fedtailor.training.engines.cuda_graph import CudaGraphLoop
 from fedtailor.training.engines.sequential import check_not_mutated, tensor_versions
+from fedtailor.training.engines.staging import stage
 from fedtailor.training.sample_index import SampleIndex
 
 _STEP_OVERHEAD = 8  # fixed cost of a step, in units of one client's step
@@ -68,13 +69,15 @@ class Vectorized:
             self._graph_loop.clients, loop = len(clients), self._graph_loop
         vmap_context = VmapContext(int(batches.min()), int(batches.max()), loop)
 
+        shared, staged, numbers = stage(self._shared, self._samples, clients)
+
         def apply_one(index: Tensor, size: Tensor, samples: Tensor, *client_trees: Tree) -> Tree:
-            return function(ClientContext(self._shared, round, index, size, samples, vmap=vmap_context), *client_trees)
+            return function(ClientContext(shared, round, index, size, samples, vmap=vmap_context), *client_trees)
 
         index, size = (torch.tensor(values, device=self._samples.device) for values in (clients, sizes))
         before = tensor_versions(trees)
         try:
-            result: Tree = torch.func.vmap(apply_one)(index, size, self._samples.padded(clients), *trees)
+            result: Tree = torch.func.vmap(apply_one)(index, size, staged.padded(numbers), *trees)
         except (FedTailorError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # vmap, methods, and models may raise anything
