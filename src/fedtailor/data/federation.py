@@ -15,6 +15,7 @@ from torch import Tensor
 from fedtailor.core.model import Inputs
 from fedtailor.data.client_arrays import ClientArrays
 from fedtailor.data.conversion import encode_labels, resolve_targets, to_inputs, to_targets, warn_if_random
+from fedtailor.data.normalization import channel_statistics
 from fedtailor.data.partition import hold_out, samples_by_client
 from fedtailor.data.samples import (
     CommonTest,
@@ -88,6 +89,23 @@ class Federation:
         train, test = (tuple(own[client] for client in clients) for own in (self.train, self.test))
         return replace(self, train=train, test=test, names=tuple(self.names[client] for client in clients))
 
+    def with_normalization(self) -> "Federation":
+        """Return the federation with `mean` and `std` computed per channel from the training samples of all clients.
+
+        A batch then contains (x - mean) / std. This is for simulations: it reads the data of all clients, also of those
+        that are held out later, and the result is the same for all of them. Clients of a real federation cannot compute
+        it without sharing statistics of their data; there, use published values.
+
+        >>> x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([0, 1])
+        >>> Federation.from_arrays([(x, y, x, y), (x + 2, y, x, y)]).with_normalization().mean
+        (2.0,)
+        """
+        if isinstance(self.x, dict) or not (self.x.dtype == torch.uint8 or self.x.is_floating_point()):
+            raise DataError("with_normalization needs inputs with a single part of bytes or floats; omit it here.")
+        mean, std = channel_statistics(self.x, torch.cat(self.train))
+        settings = {**self.settings, "normalize": True} if self.settings else {}  # as in `Data`
+        return replace(self, mean=mean, std=std, settings=settings)
+
     def find_owner(self, marked: Tensor) -> str:
         """Return who has the first marked sample, as the start of a sentence; `marked` is a mask over all samples."""
         owned = (torch.cat(pair) for pair in zip(self.train, self.test, strict=True))
@@ -138,6 +156,8 @@ class Federation:
         classes: int | None = None,
         regression: bool | None = None,
         common_test: tuple[Any, Any] | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         **extra: Any,
     ) -> "Federation":
         """Make a federation from one (x_train, y_train, x_test, y_test) per client, as NumPy arrays or tensors.
@@ -148,7 +168,8 @@ class Federation:
 
         Integer targets are classes, numbered from 0, and text targets are the names of classes. Float targets are for
         regression; `regression` says so if they could also be class numbers. `classes` is the number of classes if some
-        have no samples.
+        have no samples. `mean` and `std`, with one number per channel, normalize the inputs; `with_normalization`
+        computes them.
 
         >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
         >>> Federation.from_arrays([(x, y, x, y)]).num_clients
@@ -173,6 +194,7 @@ class Federation:
         indices = torch.split(torch.arange(len(y)), [len(part) for part in ys])
         train, test = indices[: 2 * len(labels) : 2], indices[1 : 2 * len(labels) : 2]
         extra = {"class_names": class_names, "common_test": indices[-1] if common else None} | extra
+        extra |= {"mean": _as_floats(mean), "std": _as_floats(std)}
         return cls._build(x, y, train, test, labels, classes, regression, extra)
 
     @classmethod
@@ -188,13 +210,16 @@ class Federation:
         classes: int | None = None,
         regression: bool | None = None,
         common_test: CommonTest = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         **extra: Any,
     ) -> "Federation":
         """Make a federation from samples and their owners; the fraction `test` of each client is held out for testing.
 
         `owners` has either one owner per sample, or one list of sample indices per client. `common_test` is a test set
         that is common to all clients: a fraction of all samples, drawn with the same proportions of classes, or a list
-        of sample indices; the owners lose these samples. `classes` and `regression` are explained in `from_arrays`.
+        of sample indices; the owners lose these samples. `classes`, `regression`, `mean`, and `std` are explained in
+        `from_arrays`.
 
         >>> Federation.from_owners(torch.zeros(4, 3), [0, 1, 0, 1], ["ann", "ann", "bob", "bob"]).names
         ('ann', 'bob')
@@ -211,6 +236,7 @@ class Federation:
         parts = [hold_out(y.numpy(), own, test, (seed, client)) for client, own in enumerate(owned)]
         train, held = (tuple(torch.from_numpy(part[side]) for part in parts) for side in (0, 1))
         extra = {"class_names": class_names, "common_test": common} | extra
+        extra |= {"mean": _as_floats(mean), "std": _as_floats(std)}
         return cls._build(x, y, train, held, labels, classes, regression, extra)
 
     @classmethod
@@ -342,6 +368,10 @@ class Federation:
             classes = len(extra["class_names"])
         y, classes = resolve_targets(y, owned, classes, regression)
         return cls(x, y, tuple(train), tuple(test), names, classes, **extra)
+
+
+def _as_floats(values: Sequence[float] | None) -> tuple[float, ...] | None:
+    return None if values is None else tuple(float(value) for value in values)
 
 
 def _list(common_test: Tensor | None) -> list[Tensor]:

@@ -56,6 +56,7 @@ def make_shared_context(
     which a client trains, if it is not in `sizes`.
     """
     device, dtype = config.torch_device, config.torch_dtype
+    config.augmentation.check(fed.shape)
     return SharedContext(
         model=model.mode(training=True),
         x=map_leaves(lambda part: part.to(device).contiguous(), {"x": fed.x})["x"],
@@ -68,6 +69,7 @@ def make_shared_context(
         seed=config.seed,
         dtype=dtype,
         participation=participation,
+        augmentation=config.augmentation,
     )
 
 
