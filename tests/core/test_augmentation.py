@@ -48,8 +48,8 @@ def augmented_by_hand(augmentation: Augmentation, image: Tensor, choices: Choice
 )
 def test_apply_equals_loop_over_examples(augmentation: Augmentation) -> None:
     images = stored_images()
-    choices = augmentation.draw(3, len(images), SIZE, CPU)
-    found = augmentation.apply(images, 3, normalize)
+    drawn = augmentation.draw(3, len(images), SIZE, CPU)
+    found, choices = augmentation.apply(images, drawn, normalize), Choices(*drawn)
     expected = np.stack([augmented_by_hand(augmentation, image, choices, i) for i, image in enumerate(images)])
     assert found.dtype == torch.float64 and np.array_equal(found.numpy(), expected)
     assert not torch.equal(found, normalize(images))
@@ -57,9 +57,9 @@ def test_apply_equals_loop_over_examples(augmentation: Augmentation) -> None:
 
 def test_draw_choices_are_uniform_and_independent() -> None:
     """Each value, and each pair of values of two choices, is within five standard deviations of its expected count."""
-    count, choices = 50_000, Augmentation(flip=True, crop=1, cutout=1).draw(7, 50_000, (3, 4), CPU)
+    count, drawn = 50_000, Augmentation(flip=True, crop=1, cutout=1).draw(7, 50_000, (3, 4), CPU)
     values = dict(zip(Choices._fields, (2, 3, 3, 3, 4), strict=True))
-    found = {name: choice.long() for name, choice in choices._asdict().items()}
+    found = Choices(*drawn)._asdict()
     for one, other in [(a, b) for a in values for b in values if a < b]:
         number = values[one] * values[other]
         counts = torch.bincount(found[one] * values[other] + found[other], minlength=number)
@@ -69,15 +69,17 @@ def test_draw_choices_are_uniform_and_independent() -> None:
 
 def test_draw_of_example_depends_on_key_and_position_only() -> None:
     augmentation = Augmentation(flip=True, crop=4, cutout=8)
-    long, short, other = (torch.stack(augmentation.draw(*given, (32, 32), CPU)) for given in ((1, 64), (1, 9), (2, 64)))
+    long, short, other = (augmentation.draw(*given, (32, 32), CPU) for given in ((1, 64), (1, 9), (2, 64)))
     assert torch.equal(long[:, :9], short)
-    assert not torch.equal(long, other) and len(long.T.unique(dim=0)) == 64
+    keys = torch.tensor([[2], [1]])
+    assert torch.equal(augmentation.draw(keys, 64, (32, 32), CPU), torch.stack([other, long]))
+    assert not torch.equal(long, other) and len(set(map(tuple, long.T.tolist()))) == 64
 
 
 def test_apply_without_flip_never_flips() -> None:
     augmentation = Augmentation(cutout=1)
-    assert not bool(augmentation.draw(0, 1000, SIZE, CPU).flip.any())
-    unchanged = (augmentation.apply(stored_images(), 0, normalize) == normalize(stored_images())).flatten(1)
+    drawn = augmentation.draw(0, 40, SIZE, CPU)
+    unchanged = (augmentation.apply(stored_images(), drawn, normalize) == normalize(stored_images())).flatten(1)
     assert bool((unchanged.sum(1) == unchanged.shape[1] - 2).all()), "one pixel of two channels changes"
 
 

@@ -14,6 +14,7 @@ from fedtailor.core.trees import Tree
 from fedtailor.experiments.deployment import make_deployment
 from fedtailor.experiments.experiment import make_experiment
 from fedtailor.experiments.overrides import parse_overrides
+from fedtailor.runs.records import Record
 from fedtailor.training.client_update import make_shared_context
 from fedtailor.training.config import TrainingConfig
 
@@ -69,7 +70,8 @@ def test_training_batches_are_augmented_with_their_keys() -> None:
     inputs = [fed.x[fed.train[0]], prepare(fed.x[fed.train[0]])]
     for before, after in zip(plain, augmented, strict=True):
         samples = [int((inputs[1] == x).flatten(1).all(1).nonzero()) for x in before.x]
-        assert torch.equal(after.x, ALL_STEPS.apply(inputs[0][samples], after.key(), prepare))
+        drawn = ALL_STEPS.draw(after.key(), len(samples), (6, 7), torch.device("cpu"))
+        assert torch.equal(after.x, ALL_STEPS.apply(inputs[0][samples], drawn, prepare))
         assert torch.equal(after.y, before.y) and not torch.equal(after.x, before.x)
 
 
@@ -105,7 +107,7 @@ def test_record_scores_models_on_original_images() -> None:
 
 def test_resume_continues_with_augmentation_and_same_bits(tmp_path: Path) -> None:
     def run(folder: Path, flip: bool = True, stop: bool = False) -> ft.Run:
-        def on_round_end(record: ft.Run) -> None:
+        def on_round_end(record: Record) -> None:
             if stop and record["round"] == 2:
                 raise KeyError
 

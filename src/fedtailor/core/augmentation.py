@@ -19,7 +19,7 @@ _MAX_CHANNELS = 4  # of images with the channels last, which are detected by the
 class Choices(NamedTuple):
     """The random choices of a batch, one per example."""
 
-    flip: Tensor  # whether the image is flipped
+    flip: Tensor  # 1: the image is flipped; 0: it is not
     top: Tensor  # position of the crop in the padded image
     left: Tensor
     row: Tensor  # center of the square that is cut out
@@ -74,36 +74,39 @@ class Augmentation:
                 size = f"the image, which has {shape[1]}×{shape[2]} pixels"
                 raise ConfigError(f"augmentation.{name} must be smaller than {size}, got {getattr(self, name)}.")
 
-    def apply(self, images: Tensor, key: int | Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return augmented inputs of a model for stored images, [examples, channels, height, width], and a batch's key.
+    def draw(self, key: int | Tensor, count: int, size: tuple[int, int], device: torch.device) -> Tensor:
+        """Return the random choices for the images of a batch, [choices, count], from its key and the images' size.
 
-        >>> images = torch.tensor([[[[1, 2, 3]]]] * 20)
-        >>> Augmentation(flip=True).apply(images, 0, lambda x: x).flatten(1).unique(dim=0).tolist()
+        Keys of shape [batches, 1] give the choices of several batches, [batches, choices, count]. The choices for an
+        example do not depend on `count`.
+
+        >>> choices = Choices(*Augmentation(crop=1).draw(0, 50, (8, 8), torch.device("cpu")))
+        >>> choices.flip.unique().tolist(), choices.top.unique().tolist()
+        ([0], [0, 1, 2])
+        """
+        ranges = (1 + self.flip, 2 * self.crop + 1, 2 * self.crop + 1, *size)
+        words = random.words(random.make_key(key, _SALT), count * len(ranges), device).unflatten(-1, (count, -1))
+        return torch.stack([(words[..., i] * values) >> 32 for i, values in enumerate(ranges)], -2)  # range(values)
+
+    def apply(self, images: Tensor, drawn: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return inputs of a model from stored images, [examples, channels, height, width], and their random choices.
+
+        >>> images, augmentation = torch.tensor([[[[1, 2, 3]]]] * 20), Augmentation(flip=True)
+        >>> drawn = augmentation.draw(0, 20, (1, 3), images.device)
+        >>> augmentation.apply(images, drawn, lambda x: x).flatten(1).unique(dim=0).tolist()
         [[1, 2, 3], [3, 2, 1]]
         """
-        choices = self.draw(key, len(images), (images.shape[2], images.shape[3]), images.device)
+        choices = Choices(*drawn)
         if self.flip or self.crop:
             images = self._crop_and_flip(images, choices)
         images = prepare(images)
         return self._cut_out(images, choices) if self.cutout else images
 
-    def draw(self, key: int | Tensor, count: int, size: tuple[int, int], device: torch.device) -> Choices:
-        """Return the choices for `count` images of this height and width; those of an example do not depend on `count`.
-
-        >>> Augmentation(crop=1).draw(0, 50, (8, 8), torch.device("cpu")).top.unique().tolist()
-        [0, 1, 2]
-        """
-        numbers = len(Choices._fields)  # per example
-        words = random.words(random.make_key(key, _SALT), count * numbers, device).reshape(count, numbers)
-        ranges = (2, 2 * self.crop + 1, 2 * self.crop + 1, *size)
-        flip, *places = ((words[:, i] * values) >> 32 for i, values in enumerate(ranges))  # uniform in range(values)
-        return Choices((flip == 1) & self.flip, *places)
-
     def _crop_and_flip(self, images: Tensor, choices: Choices) -> Tensor:
         """Return images whose pixels are gathered from the padded images, first cropped, then flipped."""
         height, width = images.shape[2:]
         rows, columns = (torch.arange(length, device=images.device) for length in (height, width))
-        columns = torch.where(choices.flip[:, None], (width - 1) - columns, columns) + choices.left[:, None]
+        columns = torch.where(choices.flip[:, None] == 1, (width - 1) - columns, columns) + choices.left[:, None]
         rows = (rows + choices.top[:, None]) * (width + 2 * self.crop)
         source = (rows[:, :, None] + columns[:, None]).flatten(1)  # [examples, pixels]
         padded = F.pad(images, (self.crop,) * 4).flatten(2)  # [examples, channels, padded pixels]

@@ -96,6 +96,7 @@ class ClientBatches:
         chosen = self._samples[chosen]
         uses_keys = self.model.has_dropout or self._shared.augmentation
         keys = self._random_key(first_pass + pass_numbers, positions) if uses_keys else None
+        choices = None if keys is None else self._draw(keys[:, None], rows)
 
         def batch_of_step(number: Number) -> Batch:
             def key() -> Tensor:
@@ -104,7 +105,8 @@ class ClientBatches:
 
             if self.model.has_dropout:
                 batch_key.set(key())
-            return self._gather(select_entry(chosen, number), select_entry(weights, number), key, training=True)
+            drawn = None if choices is None else select_entry(choices, number)
+            return self._gather(select_entry(chosen, number), select_entry(weights, number), key, drawn)
 
         return batch_of_step
 
@@ -143,16 +145,21 @@ class ClientBatches:
             start = int(position) * rows
             chosen = order[start : start + rows]
             weight = torch.ones(len(chosen), dtype=self._shared.dtype, device=order.device)
-        return self._gather(self._samples[chosen], weight, key, training)
+        drawn = self._draw(key(), len(chosen)) if training and self._shared.augmentation else None
+        return self._gather(self._samples[chosen], weight, key, drawn)
 
-    def _gather(self, chosen: Tensor, weight: Tensor, key: Callable[[], Tensor], training: bool) -> Batch:
-        x = self._inputs(chosen, key if training and self._shared.augmentation else None)
-        return Batch(x, self._shared.y[chosen], weight, key)
+    def _draw(self, key: Tensor, rows: int) -> Tensor | None:
+        """Return the random choices of the augmentation for the keys of batches; None if there is no augmentation."""
+        augmentation, x = self._shared.augmentation, self._shared.x
+        return augmentation.draw(key, rows, x.shape[2:], x.device) if augmentation else None
 
-    def _inputs(self, chosen: Tensor, key: Callable[[], Tensor] | None = None) -> Inputs:
-        """Return samples as inputs of the model, augmented with the random numbers of a key if there is one."""
+    def _gather(self, chosen: Tensor, weight: Tensor, key: Callable[[], Tensor], drawn: Tensor | None) -> Batch:
+        return Batch(self._inputs(chosen, drawn), self._shared.y[chosen], weight, key)
+
+    def _inputs(self, chosen: Tensor, drawn: Tensor | None = None) -> Inputs:
+        """Return samples as inputs of the model, augmented by random choices if there are any."""
         shared, x = self._shared, take_samples(self._shared.x, chosen)
-        x = shared.prepare(x) if key is None else shared.augmentation.apply(x, key(), shared.prepare)
+        x = shared.prepare(x) if drawn is None else shared.augmentation.apply(x, drawn, shared.prepare)
         if self._vmap is None and isinstance(x, Tensor) and x.ndim == 4 and not x.is_cuda:
             return x.contiguous(memory_format=torch.channels_last)  # convolution and pooling are 10 % faster
         return x
