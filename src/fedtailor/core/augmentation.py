@@ -85,7 +85,8 @@ class Augmentation:
         ([0], [0, 1, 2])
         """
         ranges = (1 + self.flip, 2 * self.crop + 1, 2 * self.crop + 1, *size)
-        words = random.words(random.make_key(key, _SALT), count * len(ranges), device).unflatten(-1, (count, -1))
+        words = random.words(random.make_key(key, _SALT), count * len(ranges), device)
+        words = words.reshape(*words.shape[:-1], count, len(ranges))
         return torch.stack([(words[..., i] * values) >> 32 for i, values in enumerate(ranges)], -2)  # range(values)
 
     def apply(self, images: Tensor, drawn: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
