@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedtailor import methods
 from fedtailor.core import trees
+from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.client_models import ClientModels
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 __all__ = [
+    "Augmentation",
     "Batch",
     "Channel",
     "ClientContext",

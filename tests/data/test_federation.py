@@ -329,6 +329,41 @@ def test_mean_and_std_of_wrong_length_raise() -> None:
         assert "channel" in error_message(lambda field=field: build([images], **{field: (0.1, 0.2)}))  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(("dtype", "shape"), [(np.uint8, (3, 5, 4)), (np.float32, (2, 6)), (np.float64, (7,))])
+def test_with_normalization_gives_channels_mean_0_and_std_1_over_training_data(dtype: Any, shape: Any) -> None:
+    random = np.random.default_rng(0)
+    scale = (1 + np.arange(shape[0])).reshape(-1, *[1] * (len(shape) - 1))
+
+    def samples(count: int, shift: int) -> tuple[np.ndarray, np.ndarray]:
+        return (random.integers(0, 50, (count, *shape)) * scale + shift).astype(dtype), np.zeros(count, int)
+
+    fed = build([(*samples(size, size), *samples(2, 90)) for size in (5, 30)]).with_normalization()
+    x = fed.make_preprocessing(torch.float64, CPU)(fed.x[torch.cat(fed.train)]).transpose(0, 1).flatten(1)
+    assert torch.allclose(x.mean(1), torch.zeros(shape[0]).double(), atol=1e-4)
+    assert torch.allclose(x.std(1, correction=0), torch.ones(shape[0]).double(), atol=1e-4)
+
+
+def test_with_normalization_keeps_constant_channels_finite_and_large_offsets_exact() -> None:
+    x = np.stack([np.full(4, 0.1), 1e6 + np.arange(4.0)], 1)
+    fed = build([(x, np.zeros(4, int), x, np.zeros(4, int))]).with_normalization()
+    prepared = fed.make_preprocessing(torch.float64, CPU)(fed.x[:4])
+    assert fed.std is not None and fed.std[0] == 1 and fed.mean == pytest.approx((0.1, 1e6 + 1.5), abs=1e-5)
+    assert torch.allclose(prepared[:, 1], (torch.arange(4.0).double() - 1.5) / 1.25**0.5, atol=1e-5)
+
+
+def test_with_normalization_of_tokens_or_several_parts_raises() -> None:
+    tokens, y = np.array([[7, 300]]), np.zeros(1, int)
+    for x in (tokens, {"a": np.ones((1, 2)), "b": np.ones((1, 2))}):
+        assert "single part" in error_message(build([(x, y, x, y)]).with_normalization)
+
+
+def test_load_with_normalize_is_recorded_and_reproduced() -> None:
+    fed = ft.load("digits", clients=3, normalize=True)
+    again = datasets.Data(**fed.settings).load()
+    assert fed.mean is not None and (fed.mean, fed.std) == (again.mean, again.std)
+    assert ft.load("digits", clients=3).with_normalization().settings == fed.settings
+
+
 def test_simulate_on_bytes_equals_scaled_floats() -> None:
     x = RNG.integers(0, 256, (48, 5), np.uint8)
     y = (x[:, 0] > 127).astype(int)

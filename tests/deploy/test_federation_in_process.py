@@ -47,6 +47,7 @@ def simulated(deployment: Deployment, fed: ft.Federation, schedule: Sequence[Seq
         deployment.method, deployment.model(), fed, rounds=rounds, batch_size=deployment.batch_size,
         dtype=torch.float64, engine="sequential", seed=deployment.seed, schedule=schedule,
         validation=deployment.validation, channel=deployment.channel, evaluate_every=deployment.evaluate_every,
+        augmentation=deployment.augmentation,
     )  # fmt: skip
 
 
@@ -119,6 +120,14 @@ def test_run_with_other_settings_gives_same_models_as_simulation(
     run = simulated(read_deployment(federation.folder), clients())
     check_same_models(federation, run)
     assert load_run(federation.folder / "run").summary() == run.summary()
+
+
+def test_run_with_augmentation_gives_same_models_as_simulation(create: Callable[..., InProcessFederation]) -> None:
+    fed = clients()
+    fed = replace(fed, x=fed.x.reshape(-1, 1, 2, 2))
+    federation = create(fed, method="fedavg", augmentation={"flip": True, "crop": 1, "cutout": 1})
+    federation.run()
+    check_same_models(federation, simulated(read_deployment(federation.folder), fed))
 
 
 def spoil(change: Callable[[dict[str, Any], Tree], Any]) -> Callable[[str, Message, Message], Message]:

@@ -117,7 +117,18 @@ def test_parse_overrides_incomplete_flags_raise(words: list[str], message: str) 
 
 
 @pytest.mark.parametrize(
-    "kind", [*METHODS.values(), *NETWORKS.values(), Experiment, Data, ft.Unreliable, ft.Channel, Deployment, Inputs]
+    "kind",
+    [
+        *METHODS.values(),
+        *NETWORKS.values(),
+        Experiment,
+        Data,
+        ft.Augmentation,
+        ft.Unreliable,
+        ft.Channel,
+        Deployment,
+        Inputs,
+    ],
 )
 def test_field_help_every_field_has_default_and_help(kind: Any) -> None:
     found = field_help(kind)

@@ -39,7 +39,8 @@ def _fields(kind: type[Any], prefix: str) -> list[str]:
 
 COMMON_FIELDS = [
     *(name for name in _fields(Experiment, "") if name not in ("method", "data", "network")),
-    *_fields(Data, "data."), *_fields(Channel, "channel."), *_fields(Unreliable, "unreliable."),
+    *_fields(Data, "data."), *_fields(ft.Augmentation, "augmentation."), *_fields(Channel, "channel."),
+    *_fields(Unreliable, "unreliable."),
     *(name for kind in NETWORKS.values() for name in _fields(kind, "network.")),
     "method", "data", "network", "network.name", "nonsense", "method.nonsense", "method.inner.lr", "method.inner", "",
 ]  # fmt: skip

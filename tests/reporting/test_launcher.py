@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from conftest import error_message
+from fedtailor.core.augmentation import Augmentation
 from fedtailor.data.datasets import Data
 from fedtailor.experiments.experiment import Experiment
 from fedtailor.methods import METHODS
@@ -40,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardServer
 def test_form_schema_has_all_fields_with_types_of_annotations() -> None:
     found = form_schema()
     sections = {one["key"]: [field["name"] for field in one["fields"]] for one in found["sections"]}
-    tables = {"data": Data, "unreliable": Unreliable, "channel": Channel}
+    tables = {"data": Data, "augmentation": Augmentation, "unreliable": Unreliable, "channel": Channel}
     assert set(sections.pop("")) | {"method", "network", *tables} == {f.name for f in fields(Experiment)}
     assert sections == {key: [f"{key}.{f.name}" for f in fields(cls)] for key, cls in tables.items()}
     for key, classes in (("methods", METHODS), ("networks", NETWORKS)):

@@ -16,6 +16,7 @@ from fedtailor.cli.reporting import live, report, track
 from fedtailor.cli.run import resume, run
 from fedtailor.cli.show import show
 from fedtailor.cli.sweep import sweep
+from fedtailor.core.augmentation import Augmentation
 from fedtailor.data.datasets import Data
 from fedtailor.errors import ConfigError, FedTailorError
 from fedtailor.experiments.experiment import Experiment
@@ -35,7 +36,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,  # local variables may contain private data
 )
-_parts = {"": Experiment, "data": Data, "unreliable": Unreliable, "channel": Channel}
+_parts = {
+    "": Experiment,
+    "data": Data,
+    "augmentation": Augmentation,
+    "unreliable": Unreliable,
+    "channel": Channel,
+}
 _flags_help = flags_help("an experiment", _parts)
 for _command, _arguments in _WITH_FLAGS.items():
     app.command(context_settings=ANY_FLAG, epilog=_flags_help, options_metavar=f"{_arguments} [OPTIONS]")(_command)

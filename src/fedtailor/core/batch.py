@@ -1,12 +1,13 @@
 """`Batch`, a batch of examples, and `SharedContext`, what all clients of a run have in common."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedtailor.core import random
+from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.model import Inputs, Model
 
 _NOISE = 3  # salt that separates `uniform` from dropout, which uses the same key
@@ -67,6 +68,7 @@ class SharedContext:
     seed: int
     dtype: torch.dtype
     participation: float = 1.0  # mean fraction of clients per round
+    augmentation: Augmentation = field(default_factory=Augmentation)  # of the batches on which clients train
 
 
 def as_parts(x: Inputs) -> dict[str, Tensor]:

@@ -75,7 +75,7 @@ class ClientBatches:
             passes, position = divmod(number, self._max_batches)
             if position == 0:
                 order = self._sample_order(first_pass + passes)
-            state = step(state, self._batch_at(order, position, first_pass + passes))
+            state = step(state, self._batch_at(order, position, first_pass + passes, training=True))
         return state
 
     def _copy_mapped(self, tree: Tree) -> Tree:
@@ -94,16 +94,19 @@ class ClientBatches:
             order = self._sample_order(first_pass + number)
             chosen = torch.where((pass_numbers == number)[:, None], order[slots], chosen)
         chosen = self._samples[chosen]
-        keys = self._random_key(first_pass + pass_numbers, positions) if self.model.has_dropout else None
+        uses_keys = self.model.has_dropout or self._shared.augmentation
+        keys = self._random_key(first_pass + pass_numbers, positions) if uses_keys else None
+        choices = None if keys is None else self._draw(keys[:, None], rows)
 
         def batch_of_step(number: Number) -> Batch:
             def key() -> Tensor:
                 all_keys = self._random_key(first_pass + pass_numbers, positions) if keys is None else keys
                 return select_entry(all_keys, number)
 
-            if keys is not None:
+            if self.model.has_dropout:
                 batch_key.set(key())
-            return self._gather(select_entry(chosen, number), select_entry(weights, number), key)
+            drawn = None if choices is None else select_entry(choices, number)
+            return self._gather(select_entry(chosen, number), select_entry(weights, number), key, drawn)
 
         return batch_of_step
 
@@ -125,8 +128,8 @@ class ClientBatches:
         """Return the key of the random numbers in a batch, such as dropout masks."""
         return torch.as_tensor(random.make_key(self._shared.seed, self.round, pass_number, self.index, position))
 
-    def _batch_at(self, order: Tensor, position: Number, pass_number: int) -> Batch:
-        """Return the batch at a position of a pass."""
+    def _batch_at(self, order: Tensor, position: Number, pass_number: int, training: bool = False) -> Batch:
+        """Return the batch at a position of a pass; only batches for training are augmented."""
         rows = self._shared.batch_size
 
         def key() -> Tensor:
@@ -142,13 +145,21 @@ class ClientBatches:
             start = int(position) * rows
             chosen = order[start : start + rows]
             weight = torch.ones(len(chosen), dtype=self._shared.dtype, device=order.device)
-        return self._gather(self._samples[chosen], weight, key)
+        drawn = self._draw(key(), len(chosen)) if training and self._shared.augmentation else None
+        return self._gather(self._samples[chosen], weight, key, drawn)
 
-    def _gather(self, chosen: Tensor, weight: Tensor, key: Callable[[], Tensor]) -> Batch:
-        return Batch(self._inputs(chosen), self._shared.y[chosen], weight, key)
+    def _draw(self, key: Tensor, rows: int) -> Tensor | None:
+        """Return the random choices of the augmentation for the keys of batches; None if there is no augmentation."""
+        augmentation, x = self._shared.augmentation, self._shared.x
+        return augmentation.draw(key, rows, x.shape[2:], x.device) if augmentation else None
 
-    def _inputs(self, chosen: Tensor) -> Inputs:
-        x = self._shared.prepare(take_samples(self._shared.x, chosen))
+    def _gather(self, chosen: Tensor, weight: Tensor, key: Callable[[], Tensor], drawn: Tensor | None) -> Batch:
+        return Batch(self._inputs(chosen, drawn), self._shared.y[chosen], weight, key)
+
+    def _inputs(self, chosen: Tensor, drawn: Tensor | None = None) -> Inputs:
+        """Return samples as inputs of the model, augmented by random choices if there are any."""
+        shared, x = self._shared, take_samples(self._shared.x, chosen)
+        x = shared.prepare(x) if drawn is None else shared.augmentation.apply(x, drawn, shared.prepare)
         if self._vmap is None and isinstance(x, Tensor) and x.ndim == 4 and not x.is_cuda:
             return x.contiguous(memory_format=torch.channels_last)  # convolution and pooling are 10 % faster
         return x

@@ -184,7 +184,8 @@ class ClientContext(ClientBatches):
     def sum_over_data(self, statistic: Callable[[Batch], Tree]) -> Tree:
         """Return the sum of statistic(batch) over all of the client's data; `statistic` must apply `batch.weight`.
 
-        The weight is 0 for padding and 1 otherwise, so a count of the examples is the sum of the weights:
+        The batches are not augmented; only those of `sgd` and `scan` are. The weight is 0 for padding and 1 otherwise,
+        so a count of the examples is the sum of the weights:
 
         >>> import fedtailor as ft
         >>> ctx, _ = ft.example_client()

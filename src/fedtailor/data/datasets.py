@@ -14,9 +14,9 @@ from fedtailor.errors import DataError, unknown_name
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]  # inputs and labels
 _OWN_SETTINGS = {  # of data sets that are already split into clients; a run sets the seed of any data set
-    "folder": ("name", "folder", "test", "seed", "classes", "regression"),
-    "pfllib": ("name", "folder", "seed"),
-    "file": ("name", "file", "seed"),
+    "folder": ("name", "folder", "test", "seed", "classes", "regression", "normalize"),
+    "pfllib": ("name", "folder", "seed", "normalize"),
+    "file": ("name", "file", "seed", "normalize"),
 }
 
 
@@ -103,8 +103,16 @@ class Data:
     classes: Annotated[int | None, "number of classes in the folder, if some have no samples"] = None
     regression: Annotated[bool | None, "whether the folder's targets are numbers, if they could be classes"] = None
 
+    normalize: Annotated[
+        bool, "normalize each channel by its mean and standard deviation over the training samples of all clients"
+    ] = False
+
     def load(self) -> Federation:
         """Return the federation that these settings describe."""
+        fed = self._load()
+        return fed.with_normalization() if self.normalize else fed
+
+    def _load(self) -> Federation:
         seed = self.seed or 0
         if self.name in OWN_DATA:
             return self._load_own(seed)

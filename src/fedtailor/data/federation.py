@@ -17,6 +17,7 @@ from fedtailor.core.model import Inputs
 from fedtailor.data.client_arrays import ClientArrays
 from fedtailor.data.client_stream import ClientStream, targets_of
 from fedtailor.data.conversion import encode_labels, resolve_targets, to_inputs, to_targets, warn_if_random
+from fedtailor.data.normalization import channel_statistics
 from fedtailor.data.partition import hold_out, samples_by_client
 from fedtailor.data.samples import (
     COMMON_TEST_SET,
@@ -101,6 +102,23 @@ class Federation:
         train, test = (tuple(own[client] for client in clients) for own in (self.train, self.test))
         return replace(self, train=train, test=test, names=tuple(self.names[client] for client in clients))
 
+    def with_normalization(self) -> "Federation":
+        """Return the federation with `mean` and `std` computed per channel from the training samples of all clients.
+
+        A batch then contains (x - mean) / std. This is for simulations: it reads the data of all clients, also of those
+        that are held out later, and the result is the same for all of them. Clients of a real federation cannot compute
+        it without sharing statistics of their data; there, use published values.
+
+        >>> x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([0, 1])
+        >>> Federation.from_arrays([(x, y, x, y), (x + 2, y, x, y)]).with_normalization().mean
+        (2.0,)
+        """
+        if isinstance(self.x, dict) or not (self.x.dtype == torch.uint8 or self.x.is_floating_point()):
+            raise DataError("with_normalization needs inputs with a single part of bytes or floats; omit it here.")
+        mean, std = channel_statistics(self.x, torch.cat(self.train))
+        settings = {**self.settings, "normalize": True} if self.settings else {}  # as in `Data`
+        return replace(self, mean=mean, std=std, settings=settings)
+
     def find_owner(self, marked: Tensor) -> str:
         """Return who has the first marked sample, as the start of a sentence; `marked` is a mask over all samples."""
         owned = (torch.cat(pair) for pair in zip(self.train, self.test, strict=True))
@@ -151,6 +169,8 @@ class Federation:
         classes: int | None = None,
         regression: bool | None = None,
         common_test: tuple[Any, Any] | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         **extra: Any,
     ) -> "Federation":
         """Make a federation from one (x_train, y_train, x_test, y_test) per client, as NumPy arrays or tensors.
@@ -161,7 +181,8 @@ class Federation:
 
         Integer targets are classes, numbered from 0, and text targets are the names of classes. Float targets are for
         regression; `regression` says so if they could also be class numbers. `classes` is the number of classes if some
-        have no samples.
+        have no samples. `mean` and `std`, with one number per channel, normalize the inputs; `with_normalization`
+        computes them.
 
         >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
         >>> Federation.from_arrays([(x, y, x, y)]).num_clients
@@ -181,7 +202,8 @@ class Federation:
         for owner, own_x, own_y in zip(owners, xs, ys, strict=True):
             check_lengths(own_x, own_y, f"{owner}'s")
         x = join_samples(xs, owners, "inputs")
-        return cls._from_blocks(x, ys, owners, labels, classes, regression, {"class_names": class_names} | extra)
+        extra = {"class_names": class_names} | extra | {"mean": _as_floats(mean), "std": _as_floats(std)}
+        return cls._from_blocks(x, ys, owners, labels, classes, regression, extra)
 
     @classmethod
     def from_owners(
@@ -196,13 +218,16 @@ class Federation:
         classes: int | None = None,
         regression: bool | None = None,
         common_test: CommonTest = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         **extra: Any,
     ) -> "Federation":
         """Make a federation from samples and their owners; the fraction `test` of each client is held out for testing.
 
         `owners` has either one owner per sample, or one list of sample indices per client. `common_test` is a test set
         that is common to all clients: a fraction of all samples, drawn with the same proportions of classes, or a list
-        of sample indices; the owners lose these samples. `classes` and `regression` are explained in `from_arrays`.
+        of sample indices; the owners lose these samples. `classes`, `regression`, `mean`, and `std` are explained in
+        `from_arrays`.
 
         >>> Federation.from_owners(torch.zeros(4, 3), [0, 1, 0, 1], ["ann", "ann", "bob", "bob"]).names
         ('ann', 'bob')
@@ -219,6 +244,7 @@ class Federation:
         parts = [hold_out(y.numpy(), own, test, (seed, client)) for client, own in enumerate(owned)]
         train, held = (tuple(torch.from_numpy(part[side]) for part in parts) for side in (0, 1))
         extra = {"class_names": class_names, "common_test": common} | extra
+        extra |= {"mean": _as_floats(mean), "std": _as_floats(std)}
         return cls._build(x, y, train, held, labels, classes, regression, extra)
 
     @classmethod
@@ -441,6 +467,10 @@ class Federation:
 
 def _fields(fed: Federation) -> dict[str, Any]:
     return {f.name: getattr(fed, f.name) for f in fields(fed)}
+
+
+def _as_floats(values: Sequence[float] | None) -> tuple[float, ...] | None:
+    return None if values is None else tuple(float(value) for value in values)
 
 
 def _list(common_test: Tensor | None) -> list[Tensor]:

@@ -113,7 +113,8 @@ def compare(
             _Job(f"{name}-seed{seed}", f"{label}, seed {seed}", method, net, feds[seed], config)
             for (name, method), label in zip(_names(chosen).items(), labels, strict=True)
         ]
-    if target is not None and feds[seeds[0]].classes is not None and jobs[0].model.metrics_are_default:
+    first = jobs[0].model
+    if target is not None and feds[seeds[0]].classes is not None and getattr(first, "metrics_are_default", True):
         check_target(target, "accuracy")
     invalid = _find_invalid(jobs[: len(chosen)], skip_invalid, failures)
     jobs = [job for job in jobs if job.method not in invalid]

@@ -97,6 +97,7 @@ class Deployment(TrainingConfig):
             if getattr(self, name) != getattr(TrainingConfig(), name):
                 raise ConfigError(f"{name} applies only to simulations; remove it from the deployment.")
         self.channel.check(self.method)
+        self.augmentation.check(self.inputs.shape)
         if self.method.pools_data:
             raise ConfigError(f"{self.method.display_name} needs all data in one place; choose a federated method.")
 

@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, get_args, get_origin, get_type_hints
 
 from fedtailor.analysis.formatting import format_value
+from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.code_reference import short_name
 from fedtailor.data.datasets import Data
 from fedtailor.errors import ConfigError, FedTailorError
@@ -28,6 +29,7 @@ _MAX_RUNS = 10_000  # a larger grid is probably a mistake
 _MAX_LABEL_LENGTH = 120  # of a run's folder name
 _CLASSES: dict[str, list[type[Any]]] = {
     "data": [Data],
+    "augmentation": [Augmentation],
     "unreliable": [Unreliable],
     "channel": [Channel],
     "network": [*NETWORKS.values()],

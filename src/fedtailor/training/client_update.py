@@ -58,6 +58,7 @@ def make_shared_context(
     which a client trains, if it is not in `sizes`.
     """
     device, dtype = config.torch_device, config.torch_dtype
+    config.augmentation.check(fed.shape)
     return SharedContext(
         model=model.mode(training=True),
         x=_place_inputs(fed.x, device),
@@ -70,6 +71,7 @@ def make_shared_context(
         seed=config.seed,
         dtype=dtype,
         participation=participation,
+        augmentation=config.augmentation,
     )
 
 

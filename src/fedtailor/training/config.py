@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import torch
 
+from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.fields import Constraint, Fraction, FractionBelow1, PositiveInt, check_fields
 from fedtailor.errors import ConfigError
 from fedtailor.training.channel.channel import Channel
@@ -47,6 +48,9 @@ class TrainingConfig:
         PositiveInt | None, "rounds between checkpoints; none: so that they take less than 5 % of the time"
     ] = None
     max_failures: Annotated[Fraction, "fraction of a round's clients that may fail before the run stops"] = 0.5
+    augmentation: Annotated[Augmentation, "how training images are flipped, cropped, and cut out at random"] = field(
+        default_factory=Augmentation
+    )
     unreliable: Annotated[Unreliable, "clients that are unavailable, late, or drop out"] = field(
         default_factory=Unreliable
     )

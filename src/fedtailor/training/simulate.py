@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.client_models import AnyModel, AnyModelLike, ClientModels, as_any_model
 from fedtailor.core.code_reference import describe_code, is_built_in, reference_to
 from fedtailor.core.method import Method
@@ -37,6 +38,8 @@ from fedtailor.training.trainer import Trainer
 from fedtailor.training.unreliable import Unreliable
 from fedtailor.version import VERSION
 
+_PARTS = (Augmentation, Unreliable, Channel)  # settings with fields of their own
+
 
 def simulate(
     method: Method,
@@ -57,6 +60,7 @@ def simulate(
     held_out_clients: int | float | Sequence[int] | None = None,
     evaluate_every: int = 1,
     evaluate: Any = "all",
+    augmentation: Augmentation | None = None,
     unreliable: Unreliable | None = None,
     channel: Channel | None = None,
     max_failures: float = 0.5,
@@ -94,6 +98,7 @@ def simulate(
             clients. At every evaluation, they are evaluated as clients that join then.
         evaluate_every: Rounds between evaluations. The last round is always evaluated.
         evaluate: Clients to evaluate: "all", "participants", or a number of clients.
+        augmentation: How training images are flipped, cropped, and cut out at random.
         unreliable: How often clients are unavailable, late, or drop out.
         channel: How uploads are clipped, noised, sparsified, and quantized.
         max_failures: Fraction of a round's clients that may fail before the run stops.
@@ -125,6 +130,7 @@ def simulate(
         evaluate=evaluate,
         checkpoint_every=checkpoint_every,
         max_failures=max_failures,
+        augmentation=augmentation,
         unreliable=unreliable,
         channel=channel,
     )
@@ -156,7 +162,7 @@ def make_config(**settings: Any) -> TrainingConfig:
         plain["held_out_clients"] = _as_clients(plain["held_out_clients"])
     if plain.get("schedule") is not None:
         plain["schedule"] = [_client_list(clients) for clients in plain["schedule"]]
-    parts = {"unreliable": Unreliable(), "channel": Channel()}
+    parts = {"augmentation": Augmentation(), "unreliable": Unreliable(), "channel": Channel()}
     return TrainingConfig(**plain | {name: plain.get(name) or part for name, part in parts.items()})
 
 
@@ -248,7 +254,7 @@ def describe_run(config: TrainingConfig, method: Method, model: AnyModel, fed: F
 def describe_config(config: TrainingConfig) -> dict[str, Any]:
     """Return the settings of a run by name, except those of the method, the network, and the data."""
     settings = {name: getattr(config, name) for name in TrainingConfig.__dataclass_fields__}
-    tables = {name: dict(vars(part)) for name, part in settings.items() if isinstance(part, (Unreliable, Channel))}
+    tables = {name: dict(vars(part)) for name, part in settings.items() if isinstance(part, _PARTS)}
     return settings | tables | {"rounds": config.num_rounds}
 
 

@@ -153,6 +153,19 @@ def test_layers_vectorized_match_sequential(kind: type[nn.Module], method: ft.Me
 
 
 @ON_EACH_DEVICE
+def test_augmentation_engines_match(device: str) -> None:
+    """Both the random numbers of dropout and those of the augmentation come from the key of a batch."""
+    fed, augmentation = image_federation(), ft.Augmentation(flip=True, crop=2, cutout=3)
+    settings: dict[str, Any] = {"device": device, "schedule": SCHEDULE[:2]}
+    sequential, *others = (
+        run(FedAvg(), make_net(ConvNet), fed, engine, augmentation=augmentation, **settings)
+        for engine in ("sequential", "vectorized", *["pool"] * (device == "cpu"))
+    )
+    assert all(largest_difference(sequential, other) < 1e-9 for other in others)
+    assert largest_difference(sequential, run(FedAvg(), make_net(ConvNet), fed, "sequential", **settings)) > 1e-3
+
+
+@ON_EACH_DEVICE
 @pytest.mark.parametrize(("engine", "chunk_size"), [("pool", None), ("vectorized", None), ("vectorized", 2)])
 def test_engine_run_twice_gives_same_bits(engine: str, chunk_size: int | None, device: str) -> None:
     if (engine, device) == ("pool", "cuda"):

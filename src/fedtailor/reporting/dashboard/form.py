@@ -7,6 +7,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.method import Method
 from fedtailor.data.datasets import DATASETS, OWN_DATA, Data, known_data
 from fedtailor.data.partition import PARTITIONS
@@ -22,8 +23,12 @@ from fedtailor.training.engines import ENGINES
 from fedtailor.training.participation import make_schedule
 from fedtailor.training.unreliable import Unreliable
 
-_TABLES = {"data": Data, "unreliable": Unreliable, "channel": Channel}  # tables of an experiment with fixed fields
-_TITLES = {"": "Run", "data": "Data", "unreliable": "Unreliable clients", "channel": "Channel"}
+_SECTIONS: dict[str, tuple[str, type[Any]]] = {  # tables of an experiment with fixed fields
+    "data": ("Data", Data),
+    "augmentation": ("Augmentation", Augmentation),
+    "unreliable": ("Unreliable clients", Unreliable),
+    "channel": ("Channel", Channel),
+}
 _CHOICES = {  # string fields that accept only these values
     "data.name": known_data(),
     "data.partition": [*PARTITIONS],
@@ -38,11 +43,11 @@ def form_schema() -> dict[str, Any]:
     """Return all sections of the form with their fields, as JSON values; the first call takes one or two seconds.
 
     >>> [section["title"] for section in form_schema()["sections"]]
-    ['Run', 'Data', 'Unreliable clients', 'Channel']
+    ['Run', 'Data', 'Augmentation', 'Unreliable clients', 'Channel']
     """
-    run_fields = [f for f in _fields(Experiment, "") if f["name"] not in ("method", "network", *_TABLES)]
-    sections = [{"key": "", "title": _TITLES[""], "fields": run_fields}]
-    sections += [{"key": key, "title": _TITLES[key], "fields": _fields(cls, key)} for key, cls in _TABLES.items()]
+    run_fields = [f for f in _fields(Experiment, "") if f["name"] not in ("method", "network", *_SECTIONS)]
+    sections = [{"key": "", "title": "Run", "fields": run_fields}]
+    sections += [{"key": k, "title": title, "fields": _fields(cls, k)} for k, (title, cls) in _SECTIONS.items()]
     return {
         "sections": sections,
         "methods": {
@@ -99,7 +104,7 @@ def _arguments(values: Mapping[str, Any]) -> list[str]:
         raise RunError(f"The form must be an object of at most {_MAX_FIELDS} strings by field name.")
     for name in values:
         if name in ("out", "name") or not name or set(name) - set("abcdefghijklmnopqrstuvwxyz0123456789_."):
-            raise unknown_name("field of the experiment", name, ["method", "network", "rounds", *_TABLES])
+            raise unknown_name("field of the experiment", name, ["method", "network", "rounds", *_SECTIONS])
     return [f"--{name}={value.strip()}" for name, value in values.items() if value.strip()]
 
 

@@ -22,9 +22,9 @@ _BLOCK_SIZE = 2**22  # values of examples projected in one batch; limits memory,
 class LeakCheck:
     """Rejects uploads that contain unmodified training inputs: all of them, a batch, or one example.
 
-    This protects against mistakes in a method, not against a malicious one: it finds an example only if it is complete
-    and starts at a multiple of its length in a tensor. Rows of uploads are first compared with the client's examples
-    by a random projection of a few values, and matches are then compared value by value.
+    This protects against mistakes in a method, not against a malicious one: it finds an example only if it is complete,
+    not augmented, and starts at a multiple of its length in a tensor. Rows of uploads are first compared with the
+    client's examples by a random projection of a few values, and matches are then compared value by value.
     """
 
     def __init__(self, x: Inputs, prepare: Callable[[Inputs], Inputs]) -> None:
