@@ -28,7 +28,13 @@ from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import EngineChoice
 from fedtailor.training.engines.auto import EngineBenchmark, named_engine
 from fedtailor.training.held_out import HeldOutClients
-from fedtailor.training.preflight import check_model_fits, choose_num_threads, max_concurrent_clients, measure_step_cost
+from fedtailor.training.preflight import (
+    check_model_fits,
+    choose_num_threads,
+    find_dropout_calls,
+    max_concurrent_clients,
+    measure_step_cost,
+)
 from fedtailor.training.sample_index import SampleIndex
 from fedtailor.training.server import Server
 from fedtailor.training.simulated_clients import SimulatedClients
@@ -65,7 +71,7 @@ def build_simulation(
     largest = int(training_samples.sizes.max())
     shared = make_shared_context(config, model, fed, sizes, len(schedule), participation, largest)
     output_shape = check_model_fits(model.eval_mode, params, shared, fed)
-    model = model.with_metrics_for(fed.classes, output_shape)
+    model, shared = model.with_metrics_for(fed.classes, output_shape), find_dropout_calls(shared, params)
     shared = replace(shared, model=shared.model.with_metrics_for(fed.classes, output_shape))
     setup = Setup(model, params, fed.num_clients, sizes.to(device), len(schedule), seed)
     check_method_memory(method, setup)
