@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 import fedtailor as ft
 from fedtailor.core.dropout import batch_key
 from fedtailor.core.functional_layers import make_functional
+from fedtailor.core.trees import Params
 from support.model_checks import CLOSE, is_one_sentence, normal
 
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
@@ -120,8 +122,11 @@ def test_decoder_and_transformer_equal_pytorch() -> None:
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(4, 2, 8, batch_first=True), 2)
     check_equal(decoder, lambda m, x, p: m(x, x, CAUSAL, memory_key_padding_mask=p), normal(2, 5, 4))
     whole = nn.Transformer(4, 2, 1, 1, 8, batch_first=True)
-    masks = {"tgt_mask": CAUSAL}
-    check_equal(whole, lambda m, x, p: m(x, x, src_key_padding_mask=p, memory_key_padding_mask=p, **masks), normal(2, 5, 4))
+
+    def call(module: nn.Module, x: Tensor, padding: Tensor) -> Any:
+        return module(x, x, tgt_mask=CAUSAL, src_key_padding_mask=padding, memory_key_padding_mask=padding)
+
+    check_equal(whole, call, normal(2, 5, 4))
 
 
 def test_query_without_keys_gets_the_bias_of_the_projection() -> None:
@@ -184,7 +189,7 @@ def bert_federation() -> ft.Federation:
 
 @pytest.mark.parametrize("how", ["sdpa", "eager"])
 def test_functions_with_dropout_are_reproducible_and_equal_on_all_engines(how: str) -> None:
-    fed, results = bert_federation(), {}
+    fed, results = bert_federation(), dict[str, Params]()
     for engine in ("sequential", "vectorized", "pool"):
         torch.manual_seed(len(results))  # must not matter
         model = ft.wrap(lambda: Bert(how))
@@ -201,7 +206,7 @@ def test_attention_function_and_weights_by_hand_drop_the_same() -> None:
     """Both ways call dropout once with the same attention weights, so they are the same network."""
     fed = bert_federation()
     runs = [
-        ft.simulate(ft.methods.FedAvg(), lambda how=how: Bert(how), fed, rounds=2, batch_size=4, dtype="float64")
+        ft.simulate(ft.methods.FedAvg(), partial(Bert, how), fed, rounds=2, batch_size=4, dtype="float64")
         for how in ("sdpa", "eager")
     ]
     for name, value in runs[0].personal(0).items():

@@ -55,7 +55,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 torch.cat([part, cast(Tensor, bias).expand(len(part), 1, -1)], 1)
                 for part, bias in ((k, self.bias_k), (v, self.bias_v))
             )
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
+        q, k, v = (torch.unflatten(part, -1, (self.num_heads, -1)).transpose(1, 2) for part in (q, k, v))
         if self.add_zero_attn:
             k, v = (F.pad(part, (0, 0, 0, 1)) for part in (k, v))
         return q, k, v
@@ -66,7 +66,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Return the sum of the masks, which has one column per key and broadcasts to the scores of all heads."""
         parts = []
         if attn_mask is not None:
-            parts.append(attn_mask.unflatten(0, (-1, self.num_heads)) if attn_mask.ndim == 3 else attn_mask)
+            parts.append(torch.unflatten(attn_mask, 0, (-1, self.num_heads)) if attn_mask.ndim == 3 else attn_mask)
         if key_padding_mask is not None:
             parts.append(key_padding_mask[:, None, None, :])
         masks = [additive_mask(part, query.dtype) for part in parts]

@@ -24,7 +24,7 @@ def _lstm_cell(gates: Tensor, state: State, weights: Weights) -> State:
     hidden, cell = state
     gates = gates + _from_hidden(hidden, weights)
     width = cell.shape[-1]
-    in_and_forget, candidate, out = gates.split((2 * width, width, width), -1)
+    in_and_forget, candidate, out = torch.split(gates, [2 * width, width, width], -1)
     keep, forget = in_and_forget.sigmoid().chunk(2, -1)
     cell = forget * cell + keep * candidate.tanh()
     hidden = out.sigmoid() * cell.tanh()
@@ -36,7 +36,7 @@ def _gru_cell(gates: Tensor, state: State, weights: Weights) -> State:
     (hidden,) = state
     width = hidden.shape[-1]
     (from_input, new_input), (from_hidden, new_hidden) = (
-        part.split((2 * width, width), -1) for part in (gates, _from_hidden(hidden, weights))
+        torch.split(part, [2 * width, width], -1) for part in (gates, _from_hidden(hidden, weights))
     )
     reset, update = (from_input + from_hidden).sigmoid().chunk(2, -1)
     new = (new_input + reset * new_hidden).tanh()
@@ -166,6 +166,6 @@ def make_recurrent_functional(layer: nn.Module, salt: int) -> bool:
     if kind is None:
         return False
     layer.__class__ = kind
-    has_dropout = layer.num_layers > 1 and layer.dropout > 0  # type: ignore[operator]
-    layer.between = Dropout(cast(float, layer.dropout), salt) if has_dropout else None
+    if isinstance(layer, Recurrent):
+        layer.between = Dropout(layer.dropout, salt) if layer.num_layers > 1 and layer.dropout > 0 else None
     return True

@@ -1,5 +1,5 @@
-"""Named networks: those of the papers, and two for sequences of tokens. Each one is a frozen dataclass of settings that builds a module whose last layer is
-`head`."""
+"""Named networks: those of the papers, and two for sequences of tokens. Each one is a frozen dataclass of settings that
+builds a module whose last layer is `head`."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace

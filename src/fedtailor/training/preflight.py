@@ -73,8 +73,9 @@ def find_dropout_calls(shared: SharedContext, params: Params) -> SharedContext:
     attention with dropout, instead of layers. Such calls are replaced in training, which slows down all other calls.
     """
     batch_key.set(0)
+    rows = torch.tensor([0, 0], device=shared.y.device)  # two samples, because of batch normalization
     with FunctionalDropout() as found:
-        shared.model.logits(params, shared.prepare(take_samples(shared.x, torch.tensor([0, 0], device=shared.y.device))))
+        shared.model.logits(params, shared.prepare(take_samples(shared.x, rows)))
     return replace(shared, model=replace(shared.model, calls_dropout=found.calls > 0))
 
 
