@@ -87,6 +87,16 @@ def test_layer_equals_pytorch_with_initial_state_and_without_batch(kind: str) ->
     check_equal(plain, functional, normal(5, 3))
 
 
+@pytest.mark.parametrize("kind", ["LSTMCell", "GRUCell", "RNNCell"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_single_cell_equals_pytorch(kind: str, bias: bool) -> None:
+    plain = getattr(nn, kind)(3, 4, bias=bias).double()
+    functional = make_functional(copy.deepcopy(plain))
+    state = (normal(2, 4, seed=1), normal(2, 4, seed=2)) if kind == "LSTMCell" else normal(2, 4, seed=1)
+    check_equal(plain, functional, normal(2, 3), state)
+    check_equal(plain, functional, normal(3))
+
+
 def test_state_dict_and_flatten_parameters_are_those_of_pytorch() -> None:
     plain, functional = make("lstm", num_layers=2, bidirectional=True)
     assert functional.state_dict().keys() == plain.state_dict().keys()

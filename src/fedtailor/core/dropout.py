@@ -129,7 +129,7 @@ class FunctionalDropout(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Compute `F.scaled_dot_product_attention`."""
-        if dropout_p == 0:
+        if dropout_p == 0 and not is_transformed():
             return F.scaled_dot_product_attention(
                 query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
             )
@@ -141,7 +141,8 @@ class FunctionalDropout(TorchFunctionMode):
         if attn_mask is not None:  # here, a boolean mask is true for the keys that a query may attend to
             is_boolean = attn_mask.dtype == torch.bool
             attn_mask = additive_mask(~attn_mask if is_boolean else attn_mask, query.dtype)
-        return attend(query, key, value, attn_mask, lambda weights: self.drop(weights, dropout_p), scale=scale)[0]
+        drop = None if dropout_p == 0 else lambda weights: self.drop(weights, dropout_p)
+        return attend(query, key, value, attn_mask, drop, scale=scale)[0]
 
 
 _REPLACEMENTS: dict[Any, Callable[..., Tensor]] = {

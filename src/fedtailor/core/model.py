@@ -278,7 +278,7 @@ class Model:
         for layer in self._dropouts:
             layer.uses = 0
         by_path = {path: params[name] for _, path, name in self._tensor_uses}
-        calls = FunctionalDropout() if self.calls_dropout and module.training else nullcontext()
+        calls = FunctionalDropout() if self.calls_dropout else nullcontext()
         # tie_weights=True would leave the given tensors in a layer that is used in two places
         with calls:
             return functional_call(module, by_path, (x,), tie_weights=False)  # type: ignore[no-any-return]

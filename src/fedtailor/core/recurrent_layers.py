@@ -78,6 +78,9 @@ class Recurrent(nn.RNNBase):
         states = tuple(part if is_batched else part.squeeze(1) for part in final)
         return outputs, states if self.mode == "LSTM" else states[0]
 
+    def flatten_parameters(self) -> None:
+        """Do nothing: only the kernel for GPUs, which is not used, needs weights in one block of memory."""
+
     def _initial_state(self, x: Tensor, hx: Any, is_batched: bool) -> State:
         """Return the initial states of all layers and directions: [layers × directions, batch, width]."""
         if hx is not None:
@@ -153,7 +156,40 @@ class RNN(Recurrent, nn.RNN):
     """An `nn.RNN` that runs under vmap."""
 
 
-_REPLACEMENTS: dict[type[nn.Module], type[Recurrent]] = {nn.LSTM: LSTM, nn.GRU: GRU, nn.RNN: RNN}
+class _SingleCell(nn.RNNCellBase):
+    """The forward pass of one cell for one time step."""
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        is_lstm, weights = isinstance(self, nn.LSTMCell), {name: getattr(self, name, None) for name in _NAMES}
+        if hx is None:
+            state: State = (input.new_zeros(*input.shape[:-1], self.hidden_size),) * (2 if is_lstm else 1)
+        else:
+            state = hx if is_lstm else (hx,)
+        kind = "LSTM" if is_lstm else "GRU" if isinstance(self, nn.GRUCell) else f"RNN_{self.nonlinearity}".upper()
+        new = _CELLS[kind](F.linear(input, self.weight_ih, self.bias_ih), state, weights)
+        return new if is_lstm else new[0]
+
+
+class LSTMCell(_SingleCell, nn.LSTMCell):
+    """An `nn.LSTMCell` that runs under vmap."""
+
+
+class GRUCell(_SingleCell, nn.GRUCell):
+    """An `nn.GRUCell` that runs under vmap."""
+
+
+class RNNCell(_SingleCell, nn.RNNCell):
+    """An `nn.RNNCell` that runs under vmap."""
+
+
+_REPLACEMENTS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.LSTM: LSTM,
+    nn.GRU: GRU,
+    nn.RNN: RNN,
+    nn.LSTMCell: LSTMCell,
+    nn.GRUCell: GRUCell,
+    nn.RNNCell: RNNCell,
+}
 
 
 def make_recurrent_functional(layer: nn.Module, salt: int) -> bool:

@@ -70,7 +70,7 @@ def _check_deterministic(shared: SharedContext, params: Params, samples: Tensor)
 
 def find_dropout_calls(shared: SharedContext, params: Params) -> SharedContext:
     """Return the context with `calls_dropout` of its model: whether the code of the network calls `F.dropout`, or
-    attention with dropout, instead of layers. Such calls are replaced in training, which slows down all other calls.
+    attention with dropout, instead of layers. Replacing such calls slows down all others, so other models skip it.
     """
     batch_key.set(0)
     rows = torch.tensor([0, 0], device=shared.y.device)  # two samples, because of batch normalization
