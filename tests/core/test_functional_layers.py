@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from conftest import same
-from fedtailor.core.functional_layers import batch_key, capture_batch_stats
+from fedtailor.core.dropout import batch_key
+from fedtailor.core.functional_layers import capture_batch_stats
 from fedtailor.core.trees import Params, scale
 from support.model_checks import CLOSE, check_vmap_agrees, is_one_sentence, load_state, normal, perturb, sequential
 
@@ -229,10 +230,6 @@ def test_dropout_outside_of_a_batch_raises() -> None:
 @pytest.mark.parametrize(
     ("layer", "supported"),
     [
-        (nn.GRU(3, 4, num_layers=2, dropout=0.1), nn.GRU(3, 4)),
-        (nn.LSTM(3, 4, num_layers=2, dropout=0.1), nn.LSTM(3, 4)),
-        (nn.MultiheadAttention(4, 2, dropout=0.1), nn.MultiheadAttention(4, 2)),
-        (nn.TransformerEncoderLayer(4, 2, 8), nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)),
         (nn.AlphaDropout(0.1), nn.AlphaDropout(0.0)),
         (nn.FeatureAlphaDropout(0.1), nn.FeatureAlphaDropout(0.0)),
         (nn.InstanceNorm2d(3, track_running_stats=True), nn.InstanceNorm2d(3)),

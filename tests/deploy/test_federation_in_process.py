@@ -130,6 +130,26 @@ def test_run_with_augmentation_gives_same_models_as_simulation(create: Callable[
     check_same_models(federation, simulated(read_deployment(federation.folder), fed))
 
 
+@pytest.mark.parametrize("network", ["lstm", "transformer"])
+def test_run_on_tokens_gives_same_models_as_simulation(
+    network: str, create: Callable[..., InProcessFederation]
+) -> None:
+    fed = clients()
+    fed = replace(fed, x=fed.x.abs().long().clamp(max=4))
+    settings = {"name": network, "vocabulary": 5, "embedding": 4, "hidden": 5, "layers": 2, "dropout": 0.2}
+    federation = create(fed, method="fedper", network=settings, rounds=2)
+    federation.run()
+    check_same_models(federation, simulated(read_deployment(federation.folder), fed))
+    folder = next(iter(federation.client_folders.values()))
+    assert ft.load_personal(folder)(fed.x[:2]).shape == (2, 3)
+
+
+def test_client_with_tokens_outside_of_the_vocabulary_cannot_join(create: Callable[..., InProcessFederation]) -> None:
+    fed = clients()
+    with pytest.raises(ft.FedTailorError, match=r"network\.vocabulary to at least 7"):
+        create(replace(fed, x=fed.x.long().abs().clamp(max=4) * 2), network={"name": "lstm", "vocabulary": 5})
+
+
 def spoil(change: Callable[[dict[str, Any], Tree], Any]) -> Callable[[str, Message, Message], Message]:
     """Return a tamper function that changes the reply of bob in round 2."""
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedtailor.core import random
 from fedtailor.core.batch import Batch, SharedContext, take_samples
-from fedtailor.core.functional_layers import batch_key
+from fedtailor.core.dropout import batch_key
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Tree, select
 from fedtailor.core.vmap_context import Number, VmapContext, select_entry, vmap_max

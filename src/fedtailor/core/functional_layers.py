@@ -1,23 +1,24 @@
 """Layers without hidden state that replace the stateful layers of PyTorch, so that all engines compute the same values.
 
-Dropout takes its random numbers from the key of the batch. In training, batch normalization uses the statistics of the
-batch, and `capture_batch_stats` collects them.
+Dropout takes its random numbers from the key of the batch (`dropout`). In training, batch normalization uses the
+statistics of the batch, and `capture_batch_stats` collects them. Recurrent and attention layers run under
+`torch.func.vmap` (`recurrent_layers`, `attention_layers`).
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedtailor.core import random
+from fedtailor.core.attention_layers import make_attention_functional
+from fedtailor.core.dropout import Dropout
+from fedtailor.core.recurrent_layers import make_recurrent_functional
 from fedtailor.core.trees import Params
 from fedtailor.errors import ConfigError
 
-batch_key: ContextVar[int | Tensor] = ContextVar("batch_key")  # key of dropout masks in the current batch
 _captured: ContextVar[Params | None] = ContextVar("captured", default=None)
 
 
@@ -57,26 +58,6 @@ class BatchNorm(nn.modules.batchnorm._NormBase):
         return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
 
 
-class Dropout(nn.Module):
-    """Dropout whose mask depends on the batch's key, the layer (`salt`), and its number of calls in the same forward
-    pass (`uses`). `channels` drops whole feature maps."""
-
-    def __init__(self, p: float, salt: int, channels: bool) -> None:
-        super().__init__()
-        self.p, self.salt, self.channels, self.uses = p, salt, channels, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        key = batch_key.get(None)
-        if key is None:
-            raise ConfigError("Dropout in training mode needs a batch; outside of one, use model.mode(training=False).")
-        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else tuple(x.shape)
-        noise = random.uniform(random.make_key(key, self.salt, self.uses), shape, torch.float32, x.device)
-        self.uses += 1
-        return x * (noise >= self.p) * (1 / (1 - self.p) if self.p < 1 else 0.0)
-
-
 def make_functional(module: nn.Module) -> nn.Module:
     """Replace the stateful layers of a module in place; a layer that is used in two places stays one layer."""
     replaced: dict[nn.Module, nn.Module] = {}
@@ -96,6 +77,8 @@ def _make_layer_functional(layer: nn.Module, path: str, salt: int) -> nn.Module:
         return BatchNorm(layer, path)
     if isinstance(layer, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
         return Dropout(layer.p, salt, channels=not isinstance(layer, nn.Dropout))
+    if make_recurrent_functional(layer, salt) or make_attention_functional(layer, salt):
+        return layer
     if _has_internal_dropout(layer):
         raise ConfigError(f"Dropout inside {kind} '{path}' is not reproducible; set it to 0 and add nn.Dropout layers.")
     if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:

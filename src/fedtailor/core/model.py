@@ -6,6 +6,7 @@ are only the initial values. Stateful layers are replaced (see `functional_layer
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import FunctionType
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedtailor.core.code_reference import reference_to, short_name
-from fedtailor.core.functional_layers import BatchNorm, Dropout, join_path, make_functional
+from fedtailor.core.dropout import Dropout, FunctionalDropout
+from fedtailor.core.functional_layers import BatchNorm, join_path, make_functional
 from fedtailor.core.metrics import Metric, MetricFunction, accuracy, as_metric, auc, macro_f1
 from fedtailor.core.trees import Params
 from fedtailor.errors import ConfigError, reason, unknown_name
@@ -63,6 +65,7 @@ class Model:
     parts: Mapping[str, Sequence[str]] = field(
         default_factory=dict
     )  # layer names by the part names that `split` accepts
+    calls_dropout: bool = False  # its code calls F.dropout or the like; see `training.preflight`
 
     def __repr__(self) -> str:
         name = short_name(self.description.get("name", type(self.module).__name__))
@@ -261,8 +264,8 @@ class Model:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether the network has dropout layers."""
-        return bool(self._dropouts)
+        """Whether the network has dropout layers, or calls dropout as a function."""
+        return bool(self._dropouts) or self.calls_dropout
 
     @cached_property
     def _dropouts(self) -> list["Dropout"]:
@@ -275,8 +278,10 @@ class Model:
         for layer in self._dropouts:
             layer.uses = 0
         by_path = {path: params[name] for _, path, name in self._tensor_uses}
+        calls = FunctionalDropout() if self.calls_dropout else nullcontext()
         # tie_weights=True would leave the given tensors in a layer that is used in two places
-        return functional_call(module, by_path, (x,), tie_weights=False)  # type: ignore[no-any-return]
+        with calls:
+            return functional_call(module, by_path, (x,), tie_weights=False)  # type: ignore[no-any-return]
 
 
 def wrap(

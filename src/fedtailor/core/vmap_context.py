@@ -42,6 +42,15 @@ def select_entry(stacked: Tensor, number: Number) -> Tensor:
     return stacked[number] if isinstance(number, int) else stacked.index_select(0, number.reshape(1))[0]
 
 
+def is_transformed() -> bool:
+    """Return whether a transform of `torch.func`, such as vmap, is active.
+
+    >>> is_transformed(), bool(torch.func.vmap(lambda x: x * is_transformed())(torch.ones(1)))
+    (False, True)
+    """
+    return torch._C._functorch.maybe_current_level() is not None
+
+
 class _VmapMax(torch.autograd.Function):
     """Pass the maximum over all clients of a `vmap` call to a callback, and return the values unchanged."""
 

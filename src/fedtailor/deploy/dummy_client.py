@@ -38,7 +38,7 @@ def dummy_upload(deployment: Deployment, model: Model, params: Params, sizes: Te
 
     Its names, shapes, and dtypes are those of all clients.
     """
-    fed = deployment.inputs.dummy_federation(deployment.seed)
+    fed = deployment.dummy_federation(deployment.seed)
     shared = make_shared_context(deployment, model, fed, sizes, deployment.num_rounds, 1.0)
     setup = Setup(model, params, len(sizes), sizes, deployment.num_rounds, deployment.seed)
     state = repeat(deployment.method.init_client(setup), 1)

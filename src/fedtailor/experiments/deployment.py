@@ -21,6 +21,7 @@ from fedtailor.methods import METHODS, FedAvg
 from fedtailor.networks import NETWORKS, network
 from fedtailor.networks.layers import Network
 from fedtailor.networks.linear import MLP
+from fedtailor.networks.sequence import TokenNetwork
 from fedtailor.runs.files import checksum, write_atomic
 from fedtailor.runs.toml import to_toml
 from fedtailor.training.config import TrainingConfig
@@ -65,10 +66,11 @@ class Inputs:
     def __post_init__(self) -> None:
         check_fields(self, "inputs.")
 
-    def dummy_federation(self, seed: int = 0) -> Federation:
+    def dummy_federation(self, seed: int, tokens: bool) -> Federation:
         """Return one client with a few random samples, to build a network and to determine what would be sent."""
         random, count = np.random.default_rng(seed), 2 * _DUMMY_SAMPLES
         x = random.uniform(size=(count, *self.shape)).astype(np.float32)
+        x = x.round().astype(np.int64) if tokens else x  # 0 and 1 are valid tokens in every vocabulary
         targets = random.uniform(size=(count, self.targets)).astype(np.float32)
         y = np.arange(count) % self.classes if self.classes else targets
         half = (x[:_DUMMY_SAMPLES], y[:_DUMMY_SAMPLES], x[_DUMMY_SAMPLES:], y[_DUMMY_SAMPLES:])
@@ -100,6 +102,8 @@ class Deployment(TrainingConfig):
         self.augmentation.check(self.inputs.shape)
         if self.method.pools_data:
             raise ConfigError(f"{self.method.display_name} needs all data in one place; choose a federated method.")
+        if isinstance(self.network, TokenNetwork) and self.network.vocabulary is None:
+            raise ConfigError("The server does not see the clients' tokens; set network.vocabulary to their number.")
 
     @property
     def host(self) -> str:
@@ -113,9 +117,18 @@ class Deployment(TrainingConfig):
     def _network_name(self) -> str:
         return next(name for name, kind in NETWORKS.items() if isinstance(self.network, kind))
 
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether the inputs are tokens (int64) instead of bytes or real numbers."""
+        return isinstance(self.network, TokenNetwork)
+
+    def dummy_federation(self, seed: int = 0) -> Federation:
+        """Return one client with a few random samples; see `Inputs.dummy_federation`."""
+        return self.inputs.dummy_federation(seed, self.takes_tokens)
+
     def model(self) -> Model:
         """Return the network for these inputs; all participants build it from the same seed."""
-        return network(self._network_name, self.inputs.dummy_federation(), **vars(self.network))
+        return network(self._network_name, self.dummy_federation(), **vars(self.network))
 
     def describe(self) -> dict[str, Any]:
         """Return the settings as nested dicts, as in deployment.toml."""

@@ -11,6 +11,7 @@ from fedtailor.errors import DataError
 from fedtailor.networks import network
 from fedtailor.training.client_update import initial_model, make_shared_context
 from fedtailor.training.config import TrainingConfig
+from fedtailor.training.preflight import find_dropout_calls
 
 
 def example_client(
@@ -37,5 +38,5 @@ def example_client(
     config = TrainingConfig(batch_size=batch_size, seed=seed, device="cpu")
     chosen, params = initial_model(network("logistic", fed) if model is None else as_model(model), config)
     sizes = torch.tensor([len(own) for own in fed.train])
-    shared = make_shared_context(config, chosen, fed, sizes, config.num_rounds, 1.0)
+    shared = find_dropout_calls(make_shared_context(config, chosen, fed, sizes, config.num_rounds, 1.0), params)
     return ClientContext(shared, 1, torch.tensor(client), sizes[client], fed.train[client]), params

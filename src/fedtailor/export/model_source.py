@@ -170,10 +170,11 @@ def _from_client_folder(
 
     deployment = read_deployment(client_folder / "bundle")
     spec, described = deployment.inputs, deployment.describe()
-    assumed = {SINGLE_INPUT: ("float32", tuple(spec.shape))}
+    dtype = "int64" if deployment.takes_tokens else "float32"
     inputs = inputs or InputSpec(
-        assumed, spec.classes or None, spec.targets, spec.mean, spec.std, dtype_is_assumed=True
-    )
+        {SINGLE_INPUT: (dtype, tuple(spec.shape))}, spec.classes or None, spec.targets, spec.mean, spec.std,
+        dtype_is_assumed=not deployment.takes_tokens,
+    )  # fmt: skip
     path = run / "models" / f"{moment}.safetensors"
     if not path.is_file():
         raise RunError(f"The client folder '{client_folder}' has no '{moment}' model of the run {run.name} yet.")

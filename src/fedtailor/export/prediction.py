@@ -22,6 +22,7 @@ from fedtailor.data.input_spec import SINGLE_INPUT, InputSpec
 from fedtailor.data.npz import read_npz
 from fedtailor.errors import ConfigError
 from fedtailor.export.model_source import ModelInfo
+from fedtailor.networks import NETWORKS
 from fedtailor.runs.files import write_atomic, write_errors
 
 _BATCH_SIZE = 256
@@ -100,6 +101,7 @@ def predict(model: nn.Module, path: str | Path) -> Predictions:
 @torch.no_grad()
 def predict_samples(model: nn.Module, info: ModelInfo, samples: Sequence[str | int], x: Inputs) -> Predictions:
     """Predict samples in the input format of the model; `samples` are their names."""
+    _check_tokens(x, info)
     batches = [take_samples(x, slice(start, start + _BATCH_SIZE)) for start in range(0, len(samples), _BATCH_SIZE)]
     outputs = torch.cat([model(batch) for batch in batches])
     if outputs.isnan().any():  # samples are finite, so the model is the cause
@@ -108,6 +110,13 @@ def predict_samples(model: nn.Module, info: ModelInfo, samples: Sequence[str | i
     classify = classes is not None and outputs.ndim == 2 and outputs.shape[1] >= max(2, classes)
     known = info.inputs.class_names
     return Predictions(samples, outputs, classify, known if known and len(known) == outputs.shape[1] else None)
+
+
+def _check_tokens(x: Inputs, info: ModelInfo) -> None:
+    """Raise `ConfigError` if a built-in network has no embedding for a token."""
+    size = info.network.get("vocabulary") if info.network["name"] in NETWORKS else None
+    if isinstance(size, int) and not bool(((x >= 0) & (x < size)).all()):
+        raise ConfigError(f"The model knows the tokens 0 to {size - 1}, but the samples have others; map these to 0.")
 
 
 def read_samples(path: Path, input_spec: InputSpec) -> tuple[list[str], Inputs]:
@@ -208,4 +217,4 @@ def _convert(array: Array, name: str, count: int, input_spec: InputSpec, path: P
         raise ConfigError(f"{what} must be {dtype} like the run's data, got {array.dtype}.")
     if is_float and not wants_float and dtype != "uint8":
         raise ConfigError(f"{what} must be integers like the run's data, got {array.dtype}.")
-    return tensor
+    return tensor if wants_float or dtype == "uint8" else tensor.to(getattr(torch, dtype))

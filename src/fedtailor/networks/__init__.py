@@ -1,5 +1,5 @@
-"""Named networks of the papers. Each one is a frozen dataclass of settings that builds a module whose last layer is
-`head`."""
+"""Named networks: those of the papers, and two for sequences of tokens. Each one is a frozen dataclass of settings that
+builds a module whose last layer is `head`."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -17,6 +17,7 @@ from fedtailor.networks.convolutional import CNN, LeNet5
 from fedtailor.networks.layers import Network
 from fedtailor.networks.linear import MLP, Logistic
 from fedtailor.networks.resnet import ResNet9, ResNet20
+from fedtailor.networks.sequence import LSTM, TokenNetwork, Transformer
 
 _COPIES = 8  # float32 copies of the weights in training: skeletons, parameters, gradients, and saved states
 
@@ -37,12 +38,22 @@ def network(name: str, fed: Federation, **settings: Any) -> Model:
     if fed.shape is None:
         raise ConfigError("Named networks take one tensor as input; for several inputs, use ft.wrap with your module.")
     outputs = fed.classes if fed.classes is not None else fed.y[:1].numel()
-    spec = kind(**settings)
+    spec = fit_network(kind(**settings), fed)
     build = partial(spec.build, fed.shape, outputs)
     with torch.random.fork_rng(devices=[]):
         _check_memory(build, name)
         model = wrap(build(), loss="classification" if fed.classes is not None else "regression")
     return replace(model, build=build, description={"name": name, **vars(spec)}, parts=getattr(kind, "parts", {}))
+
+
+def fit_network(spec: Network, fed: Federation) -> Network:
+    """Return the settings completed from the data: the vocabulary of networks for tokens.
+
+    >>> x, y = torch.tensor([[1, 7], [3, 0]]), torch.tensor([0, 1])
+    >>> fit_network(LSTM(), Federation.from_arrays([(x, y, x, y)])).vocabulary
+    8
+    """
+    return spec.fit(fed) if isinstance(spec, TokenNetwork) else spec
 
 
 def _check_memory(build: Callable[[], nn.Module], name: str) -> None:
@@ -65,4 +76,6 @@ NETWORKS: dict[str, type[Network]] = {
     "cnn": CNN,
     "resnet9": ResNet9,
     "resnet20": ResNet20,
+    "lstm": LSTM,
+    "transformer": Transformer,
 }

@@ -1,14 +1,16 @@
 """Checks before round 1: the model fits the data and is deterministic; the cost of a step sets threads and chunks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedtailor.core.attention_layers import MultiheadAttention
 from fedtailor.core.batch import SharedContext, take_samples
-from fedtailor.core.functional_layers import batch_key
+from fedtailor.core.dropout import FunctionalDropout, batch_key
 from fedtailor.core.model import Model, cross_entropy
+from fedtailor.core.recurrent_layers import Recurrent
 from fedtailor.core.system import available_cores, total_memory
 from fedtailor.core.trees import Params
 from fedtailor.data.federation import Federation
@@ -52,7 +54,7 @@ def _check_deterministic(shared: SharedContext, params: Params, samples: Tensor)
     module = shared.model.module
     batch_key.set(0)
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), FunctionalDropout():
         states = _generator_states()
         shared.model.logits(params, shared.prepare(take_samples(shared.x, samples)))
         if not all(torch.equal(before, after) for before, after in zip(states, _generator_states(), strict=True)):
@@ -64,6 +66,17 @@ def _check_deterministic(shared: SharedContext, params: Params, samples: Tensor)
             raise ConfigError(
                 f"The model's forward changes its buffer '{name}', which all clients share; remove that buffer."
             )
+
+
+def find_dropout_calls(shared: SharedContext, params: Params) -> SharedContext:
+    """Return the context with `calls_dropout` of its model: whether the code of the network calls `F.dropout`, or
+    attention with dropout, instead of layers. Replacing such calls slows down all others, so other models skip it.
+    """
+    batch_key.set(0)
+    rows = torch.tensor([0, 0], device=shared.y.device)  # two samples, because of batch normalization
+    with FunctionalDropout() as found:
+        shared.model.logits(params, shared.prepare(take_samples(shared.x, rows)))
+    return replace(shared, model=replace(shared.model, calls_dropout=found.calls > 0))
 
 
 def _generator_states() -> list[Tensor]:
@@ -87,12 +100,15 @@ def measure_step_cost(model: Model, params: Params, shared: SharedContext) -> St
 
     def count(layer: nn.Module, inputs: Any, output: Any) -> None:
         nonlocal multiplications, activations
+        if isinstance(layer, Recurrent | MultiheadAttention):
+            own_multiplications, own_activations = layer.count_cost(output)
+            multiplications, activations = multiplications + own_multiplications, activations + own_activations
         if not isinstance(output, Tensor):
             return
         activations += output.numel()
         weight = getattr(layer, "weight", None)
-        if isinstance(weight, Tensor):  # linear and convolution layers: one row of weights per output
-            multiplications += output.numel() * weight[0].numel()
+        if isinstance(weight, Tensor) and not isinstance(layer, nn.Embedding):
+            multiplications += output.numel() * weight[0].numel()  # linear, convolution: one row of weights per output
 
     hooks = [layer.register_forward_hook(count) for layer in model.module.modules()]
     first = torch.zeros(1, dtype=torch.int64, device=shared.y.device)

@@ -33,7 +33,13 @@ from fedtailor.training.engines import EngineChoice
 from fedtailor.training.engines.auto import EngineBenchmark, named_engine
 from fedtailor.training.grouped_clients import AnyClients, GroupedClients
 from fedtailor.training.held_out import HeldOutClients
-from fedtailor.training.preflight import check_model_fits, choose_num_threads, max_concurrent_clients, measure_step_cost
+from fedtailor.training.preflight import (
+    check_model_fits,
+    choose_num_threads,
+    find_dropout_calls,
+    max_concurrent_clients,
+    measure_step_cost,
+)
 from fedtailor.training.sample_index import SampleIndex
 from fedtailor.training.server import Server
 from fedtailor.training.simulated_clients import SimulatedClients
@@ -132,7 +138,7 @@ def _prepare_networks(
         else:
             shared = make_shared_context(config, network, fed, sizes, len(schedule), participation, largest)
         output_shape = check_model_fits(network.eval_mode, params, shared, fed)
-        network = network.with_metrics_for(fed.classes, output_shape)
+        network, shared = network.with_metrics_for(fed.classes, output_shape), find_dropout_calls(shared, params)
         shared = replace(shared, model=shared.model.with_metrics_for(fed.classes, output_shape))
         device = config.torch_device
         setup = Setup(network, params, fed.num_clients, sizes.to(device), len(schedule), config.seed)

@@ -29,6 +29,7 @@ from fedtailor.data.partition import hold_out
 from fedtailor.deploy.keys import read_bundle
 from fedtailor.errors import DeployError
 from fedtailor.experiments.deployment import Deployment, deployment_digest, read_deployment
+from fedtailor.networks import fit_network
 from fedtailor.runs.files import write_atomic, write_private
 from fedtailor.training.client_update import initial_model, make_shared_context
 from fedtailor.training.preflight import check_model_fits
@@ -118,6 +119,7 @@ class ClientFolder:
 
     def check_data(self) -> None:
         """Raise an error if the network does not accept the data."""
+        fit_network(self.deployment.network, self.fed)  # raises an error for tokens outside of the vocabulary
         model, params = self.initial_model
         shared = make_shared_context(self.deployment, model, self.fed, torch.tensor([len(self.fed.train[0])]), 1, 1.0)
         check_model_fits(model.eval_mode, params, shared, self.fed)

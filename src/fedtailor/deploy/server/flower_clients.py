@@ -78,7 +78,7 @@ class FlowerClients:
     @cached_property
     def threads(self) -> int:
         """The number of torch threads that a simulation of this run would use; results may depend on it."""
-        fed, rounds = self.deployment.inputs.dummy_federation(), self.deployment.num_rounds
+        fed, rounds = self.deployment.dummy_federation(), self.deployment.num_rounds
         shared = make_shared_context(self.deployment, self.model, fed, self.setup().sizes, rounds, 1.0)
         return choose_num_threads(measure_step_cost(self.model.eval_mode, self.params, shared))
 
