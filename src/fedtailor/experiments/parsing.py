@@ -25,6 +25,8 @@ def build_dataclass(
     """Return an instance of a dataclass from named values, each validated against the type of its field."""
     hints, known = get_type_hints(kind), [f.name for f in fields(kind)]
     made = {}
+    if issubclass(kind, Method):
+        kind.check_settings(values)
     for key, value in values.items():
         if key not in known:
             raise unknown_name(f"field of {name}", key, known)
