@@ -31,7 +31,7 @@ def batches_of(ctx: ft.ClientContext, **duration: Any) -> list[tuple[Tensor, Ten
     batches: list[tuple[Tensor, Tensor]] = []
 
     def step(state: Tree, batch: ft.Batch) -> Tree:
-        batches.append((batch.x, batch.y))  # type: ignore[arg-type]
+        batches.append((batch.x, batch.y))
         return state
 
     ctx.scan(step, {}, **duration)
@@ -99,7 +99,7 @@ def test_drop_last_visits_full_batches_only(net: nn.Module) -> None:
 
 
 def torch_schedule(optimizer: torch.optim.Optimizer, schedule: Schedule, rounds: int) -> Any:
-    schedulers = torch.optim.lr_scheduler
+    schedulers: Any = torch.optim.lr_scheduler
     after: Any = {
         "constant": lambda: schedulers.ConstantLR(optimizer, factor=1.0),
         "step": lambda: schedulers.StepLR(optimizer, schedule.step_rounds, schedule.step_factor),

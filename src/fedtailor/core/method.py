@@ -7,7 +7,7 @@ what `send` and `train` return.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor
 
@@ -101,10 +101,12 @@ class Method:
     newcomer_start: ClassVar[str] = "the global model"  # what a client that joins late starts with, as text for tables
     fixed_settings: ClassVar[Mapping[str, str]] = {}  # setting of `LocalTraining` -> why this method does not allow it
 
-    def __new__(cls, *_: Any, **settings: Any) -> Self:
-        """Reject settings that the method does not have because of its equations."""
-        cls.check_settings(settings)
-        return super().__new__(cls)
+    if not TYPE_CHECKING:  # the generated __init__ is the signature
+
+        def __new__(cls, *_: Any, **settings: Any) -> Self:
+            """Reject settings that the method does not have because of its equations."""
+            cls.check_settings(settings)
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Check the fields; those that `LocalTraining` also has satisfy its constraints in any method."""

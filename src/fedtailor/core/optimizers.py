@@ -75,7 +75,8 @@ class Optimizer:
         def move(w: Tensor, m: Tensor, s: Tensor) -> Tensor:
             if self.kind == "adamw":
                 w = w * (1 - self.lr * self.weight_decay)
-            return w - step_size.to(w.dtype) * m / (s.sqrt() / root.to(w.dtype) + self.eps)
+            scaled: Tensor = step_size.to(w.dtype) * m / (s.sqrt() / root.to(w.dtype) + self.eps)
+            return w - scaled
 
         return map_leaves(move, params, mean, square), {"mean": mean, "square": square, "steps": steps}
 

@@ -29,7 +29,7 @@ class FedAPM(ScheduledMethod):
     order="together" in addition, it equals FedSim.
     """
 
-    lr: Annotated[
+    lr: Annotated[  # type: ignore[assignment]  # every other method has a number
         Positive | None, "η, local learning rate (0.05 to 1 in the paper); none: 0.1 divided by the mean α_i"
     ] = None
     epochs_personal: Annotated[PositiveInt, "local epochs of the personal part, if order is alternate"] = 3

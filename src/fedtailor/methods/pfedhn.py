@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -106,12 +106,12 @@ class PFedHN(ScheduledMethod):
         start = self.personalize(ctx, state, message)
         trainable = ctx.model.trainable(start)
         lr = self.scheduled(ctx, self.lr)
-        options = {"lr": lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
 
         def step(carry: Tree, batch: Batch) -> Tree:
             grad = ctx.grad(lambda w, batch: ctx.loss(start | w, batch), carry["params"], batch)
             generated = {name: leaf for name, leaf in grad.items() if name in message["params"]}
             grad = grad | clip_norm(generated, self.clip)
+            options: Any = {"lr": lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
             params, velocity = _sgd_step(**carry, grad=grad, **options)
             return {"params": params, "velocity": velocity}
 
