@@ -75,10 +75,12 @@ def run_of(method: ft.Method, engine: Any) -> ft.Run:
 def test_method_with_adam_is_equal_on_both_engines_and_keeps_its_state(name: str) -> None:
     """The state starts with the shapes that training returns, and it counts the steps of a client's rounds."""
     kept: dict[str, Any] = {"keep_optimizer_state": True} if name in KEPT else {}
-    method: Any = METHODS[name](**ADAM, steps=4, clip_norm=5.0, lr_schedule="cosine", drop_last=True, **kept)
+    more: dict[str, Any] = {"steps": 4, "clip_norm": 5.0, "lr_schedule": "cosine", "drop_last": True}
+    method = METHODS[name](**ADAM, **more, **kept)
     one, mapped = (run_of(method, engine) for engine in ("sequential", "vectorized"))
     assert same(one.client(3), mapped.client(3), 1e-8)
-    assert not same(one.personal(3, "trained"), run_of(METHODS[name](lr=0.02), "sequential").personal(3, "trained"))
+    sgd = run_of(METHODS[name](lr=0.02), "sequential")  # type: ignore[call-arg]
+    assert not same(one.personal(3, "trained"), sgd.personal(3, "trained"))
     if kept and name != "centralized":
         state = one.client(3).get("inner", one.client(3))["optimizer"]
         assert float(state["steps"]) == 4 * len(ROUNDS)  # this client takes part in all rounds

@@ -33,7 +33,7 @@ class Centralized(LocalTraining):
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         params, new = self.optimize(ctx, ctx.loss, message["params"], state)
-        return new, {"params": params}
+        return state | new, {"params": params}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received)  # of the one participant, which has all data

@@ -17,6 +17,8 @@ from fedtailor.core.training_settings import plain_sgd
 from fedtailor.core.trees import Tree, add, dot, map_leaves, scale, squared_distance, sub, zeros_like
 from fedtailor.methods._shared.split import Split, require_split
 
+_Rate = Annotated[Positive | None, "η, local learning rate (0.05 to 1 in the paper); none: 0.1 divided by the mean α_i"]
+
 
 @dataclass(frozen=True)
 class FedAPM(ScheduledMethod):
@@ -29,9 +31,7 @@ class FedAPM(ScheduledMethod):
     order="together" in addition, it equals FedSim.
     """
 
-    lr: Annotated[  # type: ignore[assignment]  # every other method has a number
-        Positive | None, "η, local learning rate (0.05 to 1 in the paper); none: 0.1 divided by the mean α_i"
-    ] = None
+    lr: _Rate = None  # type: ignore[assignment]  # a number in all other methods
     epochs_personal: Annotated[PositiveInt, "local epochs of the personal part, if order is alternate"] = 3
     epochs_shared: Annotated[PositiveInt, "maximum number of local epochs of the shared part"] = 3
     weight_decay: Annotated[NonNegative, "weight decay of local SGD (0.01 in the authors' code)"] = 0.0

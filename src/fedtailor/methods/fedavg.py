@@ -31,7 +31,7 @@ class FedAvg(LocalTraining):
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         params, new = self.optimize(ctx, ctx.loss, message["params"], state)
-        return new, {"params": params}
+        return state | new, {"params": params}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes if self.weights == "size" else None)

@@ -64,7 +64,7 @@ class FedCAC(LocalTraining):
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         params, new = self.optimize(ctx, ctx.loss, message["params"], state)
         before, after = (ctx.model.trainable(tree) for tree in (message["params"], params))
-        return new, {"params": params, "critical": map_leaves(self._critical, before, after)}
+        return state | new, {"params": params, "critical": map_leaves(self._critical, before, after)}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         received = exchange.received

@@ -46,7 +46,7 @@ class FedExP(LocalTraining):
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         params, new = self.optimize(ctx, ctx.loss, message["params"], state)
-        return new, {"params": params}
+        return state | new, {"params": params}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         weights = exchange.sizes if self.weights == "size" else torch.ones_like(exchange.sizes)

@@ -31,7 +31,7 @@ class FedProx(LocalTraining):
             message["params"],
             state,
         )
-        return new, {"params": params}
+        return state | new, {"params": params}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes)

@@ -59,7 +59,7 @@ class PerFedAvg(LocalTraining):
             return loss - dot(correction, params)
 
         params, new = self.optimize(ctx, objective, message["params"], state)
-        return new, {"params": ctx.update_batch_stats(params)}  # running statistics of w, not of w̃
+        return state | new, {"params": ctx.update_batch_stats(params)}  # running statistics of w, not of w̃
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes if self.weights == "size" else None)
