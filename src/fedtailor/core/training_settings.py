@@ -30,16 +30,16 @@ class RateSettings:
     """A learning rate and its schedule over rounds."""
 
     lr: Annotated[Positive, "η, local learning rate"] = 0.1
-    lr_schedule: Annotated[ScheduleName, "how the learning rate changes over rounds"] = field(
+    lr_schedule: Annotated[ScheduleName, "learning rate over rounds: constant, step, or cosine"] = field(
         default="constant", kw_only=True
     )
-    lr_step_rounds: Annotated[PositiveInt, "rounds between two steps of the schedule step"] = field(
+    lr_step_rounds: Annotated[PositiveInt, "rounds between steps, if lr_schedule is step"] = field(
         default=10, kw_only=True
     )
-    lr_step_factor: Annotated[FractionAbove0, "factor of each step of the schedule step"] = field(
+    lr_step_factor: Annotated[FractionAbove0, "factor of the learning rate at each step"] = field(
         default=0.1, kw_only=True
     )
-    warmup_rounds: Annotated[NonNegativeInt, "first rounds, in which the learning rate rises to its value"] = field(
+    warmup_rounds: Annotated[NonNegativeInt, "first rounds, in which the learning rate rises to lr"] = field(
         default=0, kw_only=True
     )
 
@@ -54,13 +54,15 @@ class TrainingSettings(RateSettings):
     """The optimizer of local training, and how long it trains per round."""
 
     epochs: Annotated[PositiveInt, "E, local epochs"] = 2
-    steps: Annotated[PositiveInt | None, "local steps per round; none: as many as `epochs` take"] = field(
+    steps: Annotated[PositiveInt | None, "local steps per round instead of epochs; none: epochs"] = field(
         default=None, kw_only=True
     )
-    drop_last: Annotated[bool, "drop the last batch of an epoch if it is incomplete and not the only one"] = field(
+    drop_last: Annotated[bool, "drop the last batch of an epoch if it is incomplete"] = field(
         default=False, kw_only=True
     )
-    optimizer: Annotated[OptimizerName, "optimizer of local training"] = field(default="sgd", kw_only=True)
+    optimizer: Annotated[OptimizerName, "optimizer of local training: sgd, adam, or adamw"] = field(
+        default="sgd", kw_only=True
+    )
     momentum: Annotated[FractionBelow1, "momentum of local SGD"] = 0.0
     nesterov: Annotated[bool, "Nesterov momentum of local SGD"] = field(default=False, kw_only=True)
     betas: Annotated[_Betas, "β₁ and β₂ of Adam and AdamW"] = field(default=(0.9, 0.999), kw_only=True)
