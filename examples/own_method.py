@@ -21,7 +21,7 @@ class Blend(ft.LocalTraining):
         return {"personal": setup.params}
 
     def train(self, ctx: ft.ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        trained = ctx.sgd(ctx.loss, self.personalize(ctx, state, message), **self.optimizer_options)
+        trained = ctx.optimize(ctx.loss, self.personalize(ctx, state, message), **self.optimizer_options)
         return {"personal": trained}, {"params": trained}
 
     def receive(self, server: Tree, exchange: ft.Exchange) -> Tree:

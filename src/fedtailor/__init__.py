@@ -14,7 +14,8 @@ from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.client_models import ClientModels
-from fedtailor.core.method import Exchange, LocalTraining, Method, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.metrics import Metric
 from fedtailor.core.model import Model, wrap
 from fedtailor.data.datasets import load

@@ -15,9 +15,12 @@ import pytest
 import torch
 
 import fedtailor as ft
-from conftest import wait_until
+from conftest import error_message, wait_until
+from fedtailor.cli.compare import method_settings
 from fedtailor.cli.main import main
 from fedtailor.core.trees import Tree
+from fedtailor.experiments.experiment import make_experiment
+from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.methods import METHODS
 from fedtailor.reporting.reproduce import run_commands
 from fedtailor.version import VERSION
@@ -66,6 +69,16 @@ def test_run_with_a_file_twice_writes_two_folders(tmp_path: Path) -> None:
     for _ in range(2):
         assert fedtailor("run", "exp.toml", folder=tmp_path).returncode == 0
     assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_compare_flag_that_a_named_method_does_not_allow_says_why() -> None:
+    """With --all, the flag applies to the methods that allow it."""
+    flags, names = parse_overrides(["--method.momentum", "0.9"]), ["fedavg", "scaffold", "selffl"]
+    for name, reason in (("scaffold", "control variates assume plain SGD"), ("selffl", "plain gradient descent")):
+        settings = method_settings(name, names, flags)
+        assert reason in error_message(lambda given=settings: make_experiment(given))  # type: ignore[misc]
+        assert method_settings(name, names, flags, skip_fixed=True)["method"] == {"name": name}
+    assert make_experiment(method_settings("fedavg", names, flags)).method.momentum == 0.9  # type: ignore[attr-defined]
 
 
 def test_compare_ranks_methods_with_local_and_writes_one_folder_per_run(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_scan_with_epochs_and_steps_raises(net: nn.Module) -> None:
 
 @pytest.mark.parametrize("settings", [{"epochs": 2}, {"epochs": 2, "momentum": 0.9, "weight_decay": 0.1}])
 def test_sgd_epochs_vmap_equals_sequential(net: nn.Module, settings: dict[str, Any]) -> None:
-    one, mapped = run_both(net, lambda ctx: ctx.sgd(ctx.loss, params_of(net), lr=0.1, **settings))
+    one, mapped = run_both(net, lambda ctx: ctx.optimize(ctx.loss, params_of(net), lr=0.1, **settings))
     assert same(one, mapped, 1e-12)
 
 
@@ -78,7 +78,7 @@ def test_sgd_steps_vmap_equals_sequential(net: nn.Module) -> None:
     steps = {"n": torch.tensor([7, 0, 3, 5])}
 
     def train(ctx: ft.ClientContext, own: Tree) -> Tree:
-        return ctx.sgd(ctx.loss, params_of(net), lr=0.1, steps=own["n"], max_steps=8)
+        return ctx.optimize(ctx.loss, params_of(net), lr=0.1, steps=own["n"], max_steps=8)
 
     one, mapped = run_both(net, train, steps)
     assert same(one, mapped, 1e-12)
@@ -95,13 +95,13 @@ def test_sgd_stop_ends_training_before_a_pass(net: nn.Module) -> None:
             enough: Tensor = moved.square().sum() > limit["limit"]
             return enough
 
-        return ctx.sgd(ctx.loss, start, lr=0.1, epochs=4, stop=far)
+        return ctx.optimize(ctx.loss, start, lr=0.1, epochs=4, stop=far)
 
     limits = {"limit": torch.tensor([-1.0, 1e-4, 1e9, 1e9], dtype=torch.float64)}
     one, mapped = run_both(net, train, limits)
     assert same(one, mapped, 1e-12)
     assert torch.equal(one["fc.weight"][0], start["fc.weight"])  # `stop` is also called before the first pass
-    whole, _ = run_both(net, lambda ctx: ctx.sgd(ctx.loss, start, lr=0.1, epochs=4))
+    whole, _ = run_both(net, lambda ctx: ctx.optimize(ctx.loss, start, lr=0.1, epochs=4))
     assert torch.equal(one["fc.weight"][2], whole["fc.weight"][2])
     assert not torch.equal(one["fc.weight"][1], whole["fc.weight"][1])
 
@@ -179,7 +179,7 @@ def noisy() -> nn.Module:
 
 
 def test_sgd_with_dropout_and_batch_norm_vmap_equals_sequential() -> None:
-    one, mapped = run_both(noisy(), lambda ctx: ctx.sgd(ctx.loss, ctx.model.init(0), lr=0.1, epochs=2))
+    one, mapped = run_both(noisy(), lambda ctx: ctx.optimize(ctx.loss, ctx.model.init(0), lr=0.1, epochs=2))
     assert same(one, mapped, 1e-12)
     assert "norm.running_mean" in one
 
@@ -187,7 +187,7 @@ def test_sgd_with_dropout_and_batch_norm_vmap_equals_sequential() -> None:
 def test_sgd_running_stats_are_those_of_trained_weights() -> None:
     net = noisy()
     ctx = make_engine(net, batch_size=9)[1]._context(0, 1)  # one batch, so its statistics are those of the data
-    trained = ctx.sgd(ctx.loss, ctx.model.init(0), lr=0.1, epochs=2, weight_decay=0.5)
+    trained = ctx.optimize(ctx.loss, ctx.model.init(0), lr=0.1, epochs=2, weight_decay=0.5)
     fed = tiny_federation()
     normalized = nn.functional.linear(fed.x[fed.train[0]], trained["fc.weight"], trained["fc.bias"])
     assert torch.allclose(trained["norm.running_mean"], normalized.mean(0), atol=1e-12)
@@ -268,8 +268,8 @@ def test_split_data_every_round_changes_split(net: nn.Module) -> None:
 def test_split_data_training_vmap_equals_sequential(net: nn.Module, fraction: float) -> None:
     def work(ctx: ft.ClientContext, params: Tree) -> Tree:
         part, rest = ctx.split_data(fraction, salt=3)
-        trained = rest.sgd(rest.loss, params, lr=0.1, epochs=2)
-        return {"trained": trained, "value": part.full_loss(part.loss, trained), "few": part.sgd(
+        trained = rest.optimize(rest.loss, params, lr=0.1, epochs=2)
+        return {"trained": trained, "value": part.full_loss(part.loss, trained), "few": part.optimize(
             part.loss, params, lr=0.1, steps=5)}  # fmt: skip
 
     one, mapped = run_both(net, work, ft.trees.repeat(params_of(net), len(SIZES)))

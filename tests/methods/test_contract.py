@@ -176,7 +176,7 @@ def test_ranking_moment_is_that_of_the_model_that_clients_use() -> None:
     """The common model exists only after aggregation; some personal models are made from the received one."""
     received = {name for name, method in METHODS.items() if method().ranking_moment == "received"}
     common = {"fedavg", "fedprox", "fedexp", "fedadmm", "scaffold", "fedaf", "centralized"}
-    assert received == common | {"fedavgft", "fedbabu", "perfedavg", "dbe"}
+    assert received == common | {"fedadam", "fedyogi", "fedadagrad", "fedavgft", "fedbabu", "perfedavg", "dbe"}
     assert ft.methods.LAG(ft.methods.FedAvg()).ranking_moment == "trained"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from conftest import all_same, models, same, tiny_federation
-from fedtailor.methods import FedADMM, FedAvg, Scaffold
+from fedtailor.methods import FedADMM, FedAvg
 from support.literal_lag import INNER, SGD, LiteralFedExP, LiteralLAG
 from support.problem import FULL, PARTIAL, Weights, make_problem
 
@@ -59,10 +59,6 @@ def test_fedavg_equals_torch_optim_sgd(net: nn.Module) -> None:
         for name, p in copy.named_parameters():
             total[name] += p.detach() * size / 5
     assert same(run.server["params"], total, 1e-12)
-
-
-def test_scaffold_optimizer_options_exclude_momentum_and_weight_decay() -> None:
-    assert not {"momentum", "weight_decay"} & set(Scaffold().optimizer_options)
 
 
 # FedADMM

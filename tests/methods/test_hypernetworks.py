@@ -205,7 +205,9 @@ def literal_pfedla(
         retained.append({i: kept for i, (_, kept) in sent.items()})
         for i, (mixed, _) in sent.items():
             start = {name: mixed[name].detach() if name in mixed else own[i][name] for name in problem.start}
-            weights = own[i] = problem.sgd(start, t, i, **m.optimizer_options)
+            weights = own[i] = problem.sgd(
+                start, t, i, lr=m.lr, epochs=m.epochs, momentum=m.momentum, weight_decay=m.weight_decay
+            )
             if mixed:
                 parameters = list(networks[i].parameters())
                 sign = -1 if m.printed_sign else 1

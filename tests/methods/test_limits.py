@@ -71,6 +71,17 @@ LIMITS = [
     Limit(m.FedProx(mu=0.0, **DECAY), m.FedAvg(**DECAY)),
     Limit(m.Scaffold(epochs=1), m.FedAvg(epochs=1), ONE_BATCH, full(3), 1e-12, RECEIVED),
     Limit(m.FedExP(lr=0.2, epsilon=1e9, average_last=False), m.FedAvg(lr=0.2, weights="uniform"), tolerance=1e-12),
+    # for a large τ, √v is negligible if v starts at 0; if it starts at τ², √v stays τ, but not with Adam's decay
+    *(
+        Limit(kind(beta1=0.0, tau=1e9, server_lr=1e9, initial_v=0.0), m.FedAvg(), tolerance=1e-8)
+        for kind in (m.FedAdam, m.FedYogi, m.FedAdagrad)
+    ),
+    *(
+        Limit(kind(beta1=0.0, tau=1e9, server_lr=2e9), m.FedAvg(), tolerance=1e-8)
+        for kind in (m.FedYogi, m.FedAdagrad)
+    ),
+    # with v = 0 before round 1, v is (1 − β₂) Δ² after it for both
+    Limit(m.FedYogi(initial_v=0.0), m.FedAdam(initial_v=0.0), schedule=full(5, 1), tolerance=1e-12),
     # in round 1, dual variables are zero, and Δ_i is twice the change of the model
     *(
         Limit(m.FedADMM(lr=0.1, rho=0.4, server_lr=0.5, variant=v), m.FedProx(mu=0.4), EQUAL, full(3, 1), 1e-12)

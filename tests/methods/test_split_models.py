@@ -52,7 +52,8 @@ LITERAL: dict[str, tuple[ft.Method, Sequence[str], list[dict[str, Any]]]] = {
 @pytest.mark.parametrize("name", LITERAL)
 def test_split_method_equals_literal_version(name: str) -> None:
     """The server averages the shared part; for evaluation, some methods fine-tune a copy of the model."""
-    (method, shared, phases), options = LITERAL[name], LITERAL[name][0].optimizer_options
+    method, shared, phases = LITERAL[name]
+    options = {field: getattr(method, field) for field in ("lr", "epochs", "momentum", "weight_decay")}
     run = PROBLEM.run(method, SCHEDULE)
     part, trained = select_names(PROBLEM.start, shared), [PROBLEM.start] * 5
     for t, clients in enumerate(SCHEDULE, start=1):

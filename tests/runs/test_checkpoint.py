@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -121,6 +121,14 @@ def test_resume_stopped_run_gives_same_bits(name: str, engine: str, tmp_path: Pa
     run = resume(stopped_run(tmp_path / "run", 3, method, engine=engine), method)
     assert same_run(run, expected)
     assert same_run(ft.load_run(tmp_path / "run"), ft.load_run(tmp_path / "uninterrupted"))
+
+
+def test_resume_with_kept_optimizer_state_and_schedule_gives_same_bits(tmp_path: Path) -> None:
+    method = ft.methods.FedAvg(optimizer="adam", lr=0.01, keep_optimizer_state=True, lr_schedule="cosine")
+    expected = simulate(tmp_path / "uninterrupted", method)
+    assert same_run(resume(stopped_run(tmp_path / "run", 3, method)), expected)  # the folder contains the settings
+    reset = simulate(None, replace(method, keep_optimizer_state=False))
+    assert not same(reset.server, expected.server)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -44,8 +44,8 @@ def test_load_run_restores_the_run(name: str, net: nn.Module, tmp_path: Path) ->
 def test_run_folder_is_readable_without_fedtailor(net: nn.Module, tmp_path: Path) -> None:
     run = saved_run(tmp_path, "fedper", net)
     experiment = tomllib.loads((tmp_path / "experiment.toml").read_text())
-    fields = {"lr": 0.1, "epochs": 2, "momentum": 0.0, "weight_decay": 0.0, "weights": "size"}
-    assert experiment["method"] == {"name": "fedper"} | fields
+    fields = {"lr": 0.1, "epochs": 2, "optimizer": "sgd", "betas": [0.9, 0.999], "weights": "size"}
+    assert experiment["method"].items() >= ({"name": "fedper"} | fields).items()
     assert experiment["schedule"] == [[0, 1], [2]]
     lines = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2]

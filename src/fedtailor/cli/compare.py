@@ -26,7 +26,7 @@ def compare(ctx: typer.Context) -> None:
     """Compare methods with each other and with local training.
 
     Example: fedtailor compare fedavg fedper --seeds 0,1,2 --out FOLDER
-    --method.FIELD sets a field of all methods that have it.
+    --method.FIELD sets a field of all methods that have it; with --all, of all methods that allow it.
     --NAME.FIELD sets a field of one method.
     --all compares all methods.
     --centralized adds training on the pooled data of all clients.
@@ -50,7 +50,8 @@ def compare(ctx: typer.Context) -> None:
     names = ["local", *(federated if "--all" in given else flags.positional)]
     names = list(dict.fromkeys([*names, *(["centralized"] if "--centralized" in given else [])]))
     check_distinct_names(names)
-    experiments = [make_experiment(method_settings(name, names, flags, consent), consent) for name in names]
+    settings = [method_settings(name, names, flags, consent, skip_fixed="--all" in given) for name in names]
+    experiments = [make_experiment(part, consent) for part in settings]
     local = experiments[0]
     folder = Path(out_folder or unused_folder(Path("runs"), f"compare-{short_name(local.data.name)}"))
     config = {f.name: getattr(local, f.name) for f in fields(TrainingConfig) if f.name != "seed"}
@@ -67,7 +68,9 @@ def compare(ctx: typer.Context) -> None:
         raise typer.Exit(1)
 
 
-def method_settings(name: str, names: list[str], flags: Overrides, consent: CodeConsent = NO_CONSENT) -> dict[str, Any]:
+def method_settings(
+    name: str, names: list[str], flags: Overrides, consent: CodeConsent = NO_CONSENT, skip_fixed: bool = False
+) -> dict[str, Any]:
     """Return the settings of one of several methods: the common ones, and the ones set for this method only, by its
     name or by the name of the user's own class."""
     fields = {other: part_types("method", other, consent) for other in names}
@@ -85,5 +88,7 @@ def method_settings(name: str, names: list[str], flags: Overrides, consent: Code
     for setting in common:
         if setting not in known:
             raise unknown_name("field of these methods", setting, dict.fromkeys(known))
-    shared = {key: value for key, value in common.items() if key in fields[name]}
+    fixed = METHODS[name].fixed_settings.keys() if name in METHODS else set()  # a method that is named says why
+    allowed = fields[name].keys() - fixed if skip_fixed else fields[name].keys() | fixed
+    shared = {key: value for key, value in common.items() if key in allowed}
     return settings | {"method": {"name": name} | shared | specific}

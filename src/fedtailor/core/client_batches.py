@@ -39,8 +39,8 @@ class ClientBatches:
         # Padding affects batch statistics, and dropout if samples are not the first axis. With such models, all engines
         # pad, so that they compute the same values.
         self._padded = vmap is not None or bool(shared.model.running_stats) or shared.model.has_dropout
-        self._max_batches = -(-len(samples) // shared.batch_size) if vmap is None else vmap.max_batches
-        self._equal_batches = vmap is None or vmap.min_batches == vmap.max_batches  # no step of a pass is masked
+        self._min_size, self._max_size = (len(samples),) * 2 if vmap is None else (vmap.min_size, vmap.max_size)
+        self._max_batches = self._batches_for(self._max_size)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ClientContext cannot be pickled, because a client's data must not leave the client")
@@ -53,14 +53,15 @@ class ClientBatches:
         max_steps: int,
         passes: int | None = None,
         first_pass: int = 0,
+        drop_last: bool = False,
     ) -> Tree:
         """Apply `step` to `steps` batches, pass after pass; under vmap, steps beyond a client's last are masked."""
         if self._vmap is None:
-            return self._run_steps_unmapped(step, state, min(int(steps), max_steps), first_pass)
+            return self._run_steps_unmapped(step, state, min(int(steps), max_steps), first_pass, drop_last)
         if isinstance(steps, Tensor) and passes is None:
             max_steps = min(max_steps, vmap_max(steps))
-        passes = -(-max_steps // self._vmap.min_batches) if passes is None else passes
-        batch_of_step = self._plan_batches(max_steps, passes, first_pass)
+        passes = -(-max_steps // self._batches_for(self._min_size, drop_last)) if passes is None else passes
+        batch_of_step = self._plan_batches(max_steps, passes, first_pass, drop_last)
 
         def advance(state: Tree, number: Number) -> Tree:
             new = step(state, batch_of_step(number))
@@ -69,10 +70,11 @@ class ClientBatches:
         return self._vmap.loop(advance, self._copy_mapped(state), 0, max_steps)
 
     def _run_steps_unmapped(
-        self, step: Callable[[Tree, Batch], Tree], state: Tree, steps: int, first_pass: int
+        self, step: Callable[[Tree, Batch], Tree], state: Tree, steps: int, first_pass: int, drop_last: bool
     ) -> Tree:
+        batches = self._batches_for(self._max_size, drop_last)
         for number in range(steps):
-            passes, position = divmod(number, self._max_batches)
+            passes, position = divmod(number, batches)
             if position == 0:
                 order = self._sample_order(first_pass + passes)
             state = step(state, self._batch_at(order, position, first_pass + passes, training=True))
@@ -82,11 +84,11 @@ class ClientBatches:
         """Return a copy in which every tensor has the vmap dimension, because the loop may overwrite it in place."""
         return select(self._count > 0, tree, tree)
 
-    def _plan_batches(self, steps: int, passes: int, first_pass: int) -> Callable[[Number], Batch]:
+    def _plan_batches(self, steps: int, passes: int, first_pass: int, drop_last: bool) -> Callable[[Number], Batch]:
         """Compute the samples of all batches in advance and return a function from a step's number to its batch."""
         rows, device = self._shared.batch_size, self._samples.device
-        numbers = torch.arange(steps, device=device)
-        pass_numbers, positions = numbers // self._num_batches(), numbers % self._num_batches()
+        numbers, batches = torch.arange(steps, device=device), self._num_batches(drop_last)
+        pass_numbers, positions = numbers // batches, numbers % batches
         slots = positions[:, None] * rows + torch.arange(rows, device=device)  # [steps, rows]
         weights, slots = (slots < self._count).to(self._shared.dtype), slots % self._count
         chosen = torch.zeros_like(slots)
@@ -110,9 +112,15 @@ class ClientBatches:
 
         return batch_of_step
 
-    def _num_batches(self) -> Tensor:
+    def _num_batches(self, drop_last: bool = False) -> Tensor:
         """Return the number of batches in one pass over this client's data."""
+        if drop_last:
+            return (self._count // self._shared.batch_size).clamp(min=1)
         return (self._count + (self._shared.batch_size - 1)) // self._shared.batch_size
+
+    def _batches_for(self, size: int, drop_last: bool = False) -> int:
+        """Return the number of batches in one pass over so many samples."""
+        return max(size // self._shared.batch_size, 1) if drop_last else -(-size // self._shared.batch_size)
 
     def _data_fraction(self, batch: Batch) -> Tensor:
         """Return the fraction of the client's examples that are in a batch."""
@@ -151,7 +159,7 @@ class ClientBatches:
     def _draw(self, key: Tensor, rows: int) -> Tensor | None:
         """Return the random choices of the augmentation for the keys of batches; None if there is no augmentation."""
         augmentation, x = self._shared.augmentation, self._shared.x
-        return augmentation.draw(key, rows, x.shape[2:], x.device) if augmentation else None
+        return augmentation.draw(key, rows, x.shape[2:], self._shared.y.device) if augmentation else None
 
     def _gather(self, chosen: Tensor, weight: Tensor, key: Callable[[], Tensor], drawn: Tensor | None) -> Batch:
         return Batch(self._inputs(chosen, drawn), self._shared.y[chosen], weight, key)

@@ -5,16 +5,17 @@ server hooks see the clients of a round, stacked along the leading axis. The onl
 what `send` and `train` return.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor
 
 from fedtailor.core import random
 from fedtailor.core.client_context import ClientContext
-from fedtailor.core.fields import FractionBelow1, NonNegative, Positive, PositiveInt, check_fields
+from fedtailor.core.fields import check_fields
 from fedtailor.core.model import Inputs, Model
+from fedtailor.core.training_settings import TrainingSettings
 from fedtailor.core.trees import Params, Tree, grow, repeat
 from fedtailor.errors import ConfigError
 
@@ -75,7 +76,7 @@ class Method:
     >>> @dataclass(frozen=True)
     ... class Average(ft.LocalTraining):
     ...     def train(self, ctx, state, message):
-    ...         return state, {"params": ctx.sgd(ctx.loss, message["params"], **self.optimizer_options)}
+    ...         return state, {"params": ctx.optimize(ctx.loss, message["params"], **self.optimizer_options)}
     ...     def receive(self, server, exchange):
     ...         return ft.trees.mean(exchange.received, exchange.sizes)
     >>> fed = ft.load("digits", clients=4)
@@ -102,6 +103,14 @@ class Method:
     upload: ClassVar[str] = "model"  # what a client sends per round, as text for tables
     client_state: ClassVar[str] = "nothing"  # what a client keeps between rounds, as text for tables
     newcomer_start: ClassVar[str] = "the global model"  # what a client that joins late starts with, as text for tables
+    fixed_settings: ClassVar[Mapping[str, str]] = {}  # setting of `LocalTraining` -> why this method does not allow it
+
+    if not TYPE_CHECKING:  # the generated __init__ is the signature
+
+        def __new__(cls, *_: Any, **settings: Any) -> Self:
+            """Reject settings that the method does not have because of its equations."""
+            cls.check_settings(settings)
+            return super().__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Set `personal` to False for a method that does not declare it and makes no model of a client's own."""
@@ -112,8 +121,16 @@ class Method:
             cls.personal = False
 
     def __post_init__(self) -> None:
-        """Check the fields; the optimizer fields of any method have the constraints of `LocalTraining`."""
-        check_fields(self, f"{type(self).__name__}: ", base=LocalTraining)
+        """Check the fields; those that `LocalTraining` also has satisfy its constraints in any method."""
+        check_fields(self, f"{type(self).__name__}: ", base=TrainingSettings)
+
+    @classmethod
+    def check_settings(cls, names: Iterable[str]) -> None:
+        """Raise `ConfigError` if one of the names is a setting that the method does not have, and say why."""
+        own = {f.name for f in fields(cls)}
+        for name in names:
+            if name in cls.fixed_settings and name not in own:
+                raise ConfigError(f"{cls.class_title()}: {cls.fixed_settings[name]}; remove {name}.")
 
     def _repr_html_(self) -> str:
         from fedtailor.reporting.notebook.method import method_html
@@ -143,12 +160,6 @@ class Method:
         inner = getattr(self, "inner", None)
         own = self.class_title()
         return f"{own} ({inner.display_name})" if isinstance(inner, Method) else own
-
-    @property
-    def optimizer_options(self) -> dict[str, Any]:
-        """The method's optimizer fields, as keyword arguments for `ctx.sgd`."""
-        names = {f.name for f in fields(self)}
-        return {name: getattr(self, name) for name in ("lr", "epochs", "momentum", "weight_decay") if name in names}
 
     @property
     def ranking_moment(self) -> str:
@@ -239,7 +250,7 @@ class Method:
 
         The default is the "params" of the message. Override it if the personal model is something else: a model in the
         client's state (`{**state["own"]}`), a received body with an own head (`message["params"] | state["head"]`), or
-        the received model after fine-tuning (`ctx.sgd(...)`). `trained` calls it too, so one method gives both moments.
+        the received model after fine-tuning (`ctx.optimize(...)`). `trained` calls it too, so one method gives both.
 
         >>> Method().personalize(None, {}, {"params": {"w": 1.0}})
         {'w': 1.0}
@@ -327,13 +338,3 @@ class Method:
     def reduce_metrics(self, totals: Tree) -> Tree:
         """Return metrics over all evaluated clients, given the sums of what `evaluation_metrics` returned."""
         return {}
-
-
-@dataclass(frozen=True)
-class LocalTraining(Method):
-    """A method whose clients train with SGD: `ctx.sgd(objective, start, **self.optimizer_options)`."""
-
-    lr: Annotated[Positive, "η, local learning rate"] = 0.1
-    epochs: Annotated[PositiveInt, "E, local epochs"] = 2
-    momentum: Annotated[FractionBelow1, "of local SGD"] = 0.0
-    weight_decay: Annotated[NonNegative, "of local SGD"] = 0.0

@@ -32,8 +32,8 @@ def sequential_loop(advance: Callable[[Tree, Number], Tree], state: Tree, first:
 class VmapContext:
     """What a client must know about the other clients in the same `vmap` call."""
 
-    min_batches: int  # batches per pass of the client with the fewest
-    max_batches: int  # batches per pass of the client with the most
+    min_size: int  # samples of the client with the fewest, or fewer
+    max_size: int  # samples of the client with the most, or more
     loop: StepLoop = sequential_loop
 
 

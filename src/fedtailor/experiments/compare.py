@@ -4,7 +4,7 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from fedtailor.analysis.comparison_result import ComparisonResult, check_target
 from fedtailor.analysis.formatting import format_value, setting_labels
 from fedtailor.core.client_models import AnyModel, AnyModelLike, as_any_model
 from fedtailor.core.code_reference import reference_to
+from fedtailor.core.local_training import training_settings
 from fedtailor.core.method import Method
 from fedtailor.data.datasets import load
 from fedtailor.data.federation import Federation
@@ -168,9 +169,7 @@ def _method(method: Method | str) -> Method:
 
 def _with_options(kind: type[Local] | type[Centralized], methods: Sequence[Method]) -> Any:
     """Return a reference with the optimizer settings of the first method that has some."""
-    options: dict[str, Any] = next((m.optimizer_options for m in methods if m.optimizer_options), {})
-    known = {f.name for f in fields(kind)}
-    return kind(**{name: value for name, value in options.items() if name in known})
+    return kind(**next((settings for settings in map(training_settings, methods) if settings), {}))
 
 
 def _federation(data: Splits, seed: int) -> Federation:

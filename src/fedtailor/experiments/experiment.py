@@ -80,8 +80,8 @@ def make_experiment(settings: NestedSettings, consent: CodeConsent = NO_CONSENT)
     """Return an experiment from nested settings, as in a TOML file. Own code that they name is imported only with the
     user's consent.
 
-    >>> make_experiment({"rounds": 5, "method": {"name": "ditto", "lam": 0.5}}).method
-    Ditto(lr=0.1, epochs=2, momentum=0.0, weight_decay=0.0, lam=0.5)
+    >>> make_experiment({"rounds": 5, "method": {"name": "ditto", "lam": 0.5}}).method.lam
+    0.5
     """
     check_settings(settings, "The experiment")
     rest = dict(settings)

@@ -25,6 +25,8 @@ def build_dataclass(
     """Return an instance of a dataclass from named values, each validated against the type of its field."""
     hints, known = get_type_hints(kind), [f.name for f in fields(kind)]
     made = {}
+    if issubclass(kind, Method):
+        kind.check_settings(values)
     for key, value in values.items():
         if key not in known:
             raise unknown_name(f"field of {name}", key, known)
@@ -97,12 +99,13 @@ def build_named(
 
 
 def field_help(kind: type[Any]) -> dict[str, tuple[str, str]]:
-    """Return field -> (default, help text).
+    """Return field -> (default, help text), without settings that a method does not allow.
 
     >>> field_help(METHODS["fedprox"])["mu"]
     ('0.1', 'μ, weight of the proximal term toward the received model')
     """
-    return {f.name: (_default(f), text) for f, text in zip(fields(kind), help_texts(kind).values(), strict=True)}
+    texts, fixed = help_texts(kind), getattr(kind, "fixed_settings", {})
+    return {f.name: (_default(f), texts[f.name]) for f in fields(kind) if f.name not in fixed}
 
 
 def _default(field: Field[Any]) -> str:

@@ -5,6 +5,8 @@ from fedtailor.methods.apple import APPLE
 from fedtailor.methods.centralized import Centralized
 from fedtailor.methods.dbe import DBE
 from fedtailor.methods.ditto import Ditto
+from fedtailor.methods.fedadagrad import FedAdagrad
+from fedtailor.methods.fedadam import FedAdam
 from fedtailor.methods.fedadmm import FedADMM
 from fedtailor.methods.fedaf import FedAF
 from fedtailor.methods.fedala import FedALA
@@ -31,6 +33,7 @@ from fedtailor.methods.fedprox import FedProx
 from fedtailor.methods.fedrep import FedRep
 from fedtailor.methods.fedrod import FedRoD
 from fedtailor.methods.fedsim import FedSim
+from fedtailor.methods.fedyogi import FedYogi
 from fedtailor.methods.gpfl import GPFL
 from fedtailor.methods.lag import LAG
 from fedtailor.methods.lgfedavg import LGFedAvg
@@ -44,7 +47,9 @@ from fedtailor.methods.scaffold import Scaffold
 from fedtailor.methods.selffl import SelfFL
 
 FAMILIES: dict[str, tuple[type[Method], ...]] = {
-    "One global model": (FedAvg, FedAvgFT, FedProx, Scaffold, FedExP, FedADMM),
+    "One global model": (
+        FedAvg, FedAvgFT, FedProx, Scaffold, FedExP, FedADMM, FedAdam, FedYogi, FedAdagrad,
+    ),
     "Partial model sharing": (
         FedPer, FedRep, FedBABU, LGFedAvg, FedBN, FedAlt, FedSim, FedAS, FedCAC, FedAPM, FedLAG, LAG,
     ),
@@ -61,9 +66,10 @@ METHODS: dict[str, type[Method]] = {
 
 __all__ = [
     "APPLE", "DBE", "FAMILIES", "GPFL", "LAG", "METHODS", "Centralized", "Ditto", "FedADMM", "FedAF", "FedALA",
-    "FedAMP", "FedAPA", "FedAPM", "FedAS", "FedAlt", "FedAvg", "FedAvgFT", "FedBABU", "FedBN", "FedCAC", "FedCP",
-    "FedExP", "FedFomo", "FedGH", "FedLAG", "FedPAC", "FedPHP", "FedPer", "FedProto", "FedProx", "FedRep", "FedRoD",
-    "FedSim", "LGFedAvg", "Local", "LpProj", "PFedHN", "PFedLA", "PFedMe", "PerFedAvg", "Scaffold", "SelfFL",
+    "FedAMP", "FedAPA", "FedAPM", "FedAS", "FedAdagrad", "FedAdam", "FedAlt", "FedAvg", "FedAvgFT", "FedBABU", "FedBN",
+    "FedCAC", "FedCP", "FedExP", "FedFomo", "FedGH", "FedLAG", "FedPAC", "FedPHP", "FedPer", "FedProto", "FedProx",
+    "FedRep", "FedRoD", "FedSim", "FedYogi", "LGFedAvg",
+    "Local", "LpProj", "PFedHN", "PFedLA", "PFedMe", "PerFedAvg", "Scaffold", "SelfFL",
 ]  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """APPLE: each client learns a weighting of the core models of all clients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, pi
 from typing import Annotated, ClassVar, Literal
@@ -12,7 +12,8 @@ from fedtailor.core import random
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Fraction, FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Params, Rows, Tree, map_leaves, mean, put, repeat, take
 
 _CHOICE = 5  # salt of the random choice of cores
@@ -41,6 +42,10 @@ class APPLE(LocalTraining):
     download: ClassVar[str] = "core models of all other clients, or of M"
     upload: ClassVar[str] = "core model"
     client_state: ClassVar[str] = "core model, one weight per client"
+    keeps_optimizer: ClassVar[bool] = True
+    fixed_settings: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("optimizer", "clip_norm"), "p_i has its own learning rate through a scaled gradient, which assumes SGD"
+    )
     newcomer_start: ClassVar[str] = "core models of other clients; their weighted mean as its own"
 
     def init_server(self, setup: Setup) -> Tree:
@@ -59,7 +64,8 @@ class APPLE(LocalTraining):
     def init_client(self, setup: Setup) -> Tree:
         like = setup.like
         shares = (setup.sizes.double() / setup.sizes.sum()).to(like)  # p_0
-        state: Tree = {"core": setup.params, "shares": shares, "change": torch.zeros_like(shares)}
+        learned = {"core": setup.params, "change": torch.zeros_like(shares)}
+        state: Tree = {**learned, "shares": shares, **self.init_optimizer(learned)}
         if not self.limit:
             return state
         seen = torch.zeros_like(shares, dtype=torch.bool)
@@ -123,11 +129,11 @@ class APPLE(LocalTraining):
             return loss
 
         start = {"core": state["core"], "change": state["change"]}
-        learned = ctx.sgd(objective, start, **self.optimizer_options)
+        learned, new = self.optimize(ctx, objective, start, state)
         upload: Tree = {"params": ctx.model.trainable(learned["core"])}
         if self.limit:
             upload["wanted"] = self._choose_cores(ctx, state["shares"] + learned["change"], known["seen"])
-        return {**state, **known, **learned}, upload
+        return {**state, **known, **learned, **new}, upload
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         clients = torch.tensor(exchange.clients, device=server["wanted"].device)

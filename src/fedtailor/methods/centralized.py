@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedtailor.core.client_context import ClientContext
-from fedtailor.core.method import Exchange, LocalTraining
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Tree, mean
 
 
@@ -21,13 +22,18 @@ class Centralized(LocalTraining):
     personal: ClassVar[bool] = False
     download: ClassVar[str] = "nothing"
     upload: ClassVar[str] = "its data, once"
+    keeps_optimizer: ClassVar[bool] = True
 
     @property
     def pools_data(self) -> bool:
         return True
 
+    def init_client(self, setup: Setup) -> Tree:
+        return self.init_optimizer(setup.params)
+
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        return state, {"params": ctx.sgd(ctx.loss, message["params"], **self.optimizer_options)}
+        params, new = self.optimize(ctx, ctx.loss, message["params"], state)
+        return state | new, {"params": params}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received)  # of the one participant, which has all data

@@ -10,9 +10,10 @@ from torch import Tensor
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionAbove0, NonNegative
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.model import Inputs, Model
-from fedtailor.core.trees import Rows, Tree, map_leaves, mean, repeat, zeros_like
+from fedtailor.core.trees import Rows, Tree, mean, repeat, zeros_like
 from fedtailor.methods._shared.feature_layers import zero_feature
 
 
@@ -78,7 +79,7 @@ class DBE(LocalTraining):
         return model.head_output(personal, model.features(personal, x) + personal["memory"])
 
     def _learn(self, ctx: ClientContext, start: Tree, consensus: Tensor, kappa: float, memory: bool) -> Tree:
-        """Train params and memory by local SGD, and track the running mean of the features."""
+        """Train params and memory, and track the running mean of the features."""
 
         def objective(tree: Tree, batch: Batch) -> Tensor:
             z = ctx.model.features(tree["params"], batch.x)
@@ -90,13 +91,18 @@ class DBE(LocalTraining):
             return batch.mean(ctx.model.loss(outputs, batch.y)) + kappa * pull + exposed
 
         def step(carry: Tree, batch: Batch) -> Tree:
-            tree, velocity = carry["tree"], carry["velocity"]
+            tree = carry["tree"]
             grad = ctx.grad(objective, tree, batch)
             running = (1 - self.mu) * tree["running"] + self.mu * grad["running"]
-            grad = map_leaves(lambda g, w: g.add(w, alpha=self.weight_decay), grad, tree)
-            grad = map_leaves(lambda g, v: g.add(v, alpha=self.momentum), grad, velocity)
-            moved = map_leaves(lambda w, g: w.sub(g, alpha=self.lr), tree, grad)
-            return {"tree": moved | {"running": running}, "velocity": grad}
+            moved, kept = optimizer.step(_learned(tree), _learned(grad), carry["optimizer"])
+            return {"tree": moved | {"running": running}, "optimizer": kept}
 
-        end: Tree = ctx.scan(step, {"tree": start, "velocity": zeros_like(start)}, epochs=self.epochs)["tree"]
+        optimizer = self.make_optimizer(self.scheduled(ctx, 1.0))
+        carry = {"tree": start, "optimizer": optimizer.init(_learned(start))}
+        end: Tree = ctx.scan(step, carry, **self.duration)["tree"]
         return end
+
+
+def _learned(tree: Tree) -> Tree:
+    """Return what the optimizer changes: all but the running mean."""
+    return {name: tree[name] for name in ("params", "memory")}

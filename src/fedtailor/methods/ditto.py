@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Tree, mean, squared_distance
 
 
@@ -25,8 +26,8 @@ class Ditto(LocalTraining):
         return {"own": setup.params}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        params = ctx.sgd(ctx.loss, message["params"], **self.optimizer_options)
-        own = ctx.sgd(
+        params = ctx.optimize(ctx.loss, message["params"], **self.optimizer_options)
+        own = ctx.optimize(
             lambda v, batch: ctx.loss(v, batch) + self.lam / 2 * squared_distance(v, message["params"]),
             state["own"],
             **self.optimizer_options,

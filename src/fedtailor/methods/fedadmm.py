@@ -8,7 +8,8 @@ from torch import Tensor
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Positive
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Tree, add, dot, mean, scale, squared_distance, sub, zeros_like
 
 
@@ -40,6 +41,7 @@ class FedADMM(LocalTraining):
         "received"
     )
     personal: ClassVar[bool] = False
+    keeps_optimizer: ClassVar[bool] = True
     upload: ClassVar[str] = "model update"
     client_state: ClassVar[str] = "local model, dual variable"
     newcomer_start: ClassVar[str] = "the global model as its local model; a zero dual variable"
@@ -49,7 +51,8 @@ class FedADMM(LocalTraining):
         return True
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"own": setup.params, "dual": zeros_like(setup.model.trainable(setup.params))}
+        dual = zeros_like(setup.model.trainable(setup.params))
+        return {"own": setup.params, "dual": dual, **self.init_optimizer(setup.params)}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         received, dual, trainable = message["params"], state["dual"], ctx.model.trainable
@@ -58,14 +61,15 @@ class FedADMM(LocalTraining):
             penalty = self.rho / 2 * squared_distance(trainable(w), trainable(received))
             return ctx.loss(w, batch) + dot(dual, trainable(w)) + penalty
 
-        own = ctx.sgd(objective, received if self.start == "received" else state["own"], **self.optimizer_options)
+        start = received if self.start == "received" else state["own"]
+        own, new = self.optimize(ctx, objective, start, state)
         gap = trainable(sub(own, received))  # (y_i⁺ − y_i) / ρ
         before = received if self.variant == "code" else state["own"]
         upload = {
             "change": add(trainable(sub(own, before)), gap),  # Δ_i
             "statistics": {name: leaf for name, leaf in own.items() if name not in dual},
         }
-        return {"own": own, "dual": add(dual, scale(gap, self.rho))}, upload
+        return {"own": own, "dual": add(dual, scale(gap, self.rho)), **new}, upload
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         average = mean(exchange.received)

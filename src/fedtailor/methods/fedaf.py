@@ -1,7 +1,7 @@
 """FedAF: clients share condensed synthetic samples instead of models."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -12,8 +12,10 @@ from torch import Tensor
 from fedtailor.core.batch import Batch, SharedContext
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Constraint, Fraction, NonNegative, Positive, PositiveInt
-from fedtailor.core.method import Exchange, Method, Setup
+from fedtailor.core.local_training import ScheduledMethod
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.model import Inputs
+from fedtailor.core.training_settings import plain_sgd
 from fedtailor.core.trees import Params, Rows, Tree, repeat
 from fedtailor.errors import ConfigError
 from fedtailor.methods._shared.class_statistics import class_means, membership, merge_rows
@@ -24,7 +26,7 @@ _Noise = Annotated[float, Constraint("above 0, so that no real sample is sent un
 
 
 @dataclass(frozen=True)
-class FedAF(Method):
+class FedAF(ScheduledMethod):
     """Wang et al., "An Aggregation-Free Federated Learning for Tackling Data Heterogeneity", CVPR 2024.
 
     Each client learns a few synthetic samples per class, anew in each round, such that a network responds to them as to
@@ -63,6 +65,9 @@ class FedAF(Method):
     server_epochs: Annotated[PositiveInt, "server epochs over all synthetic samples"] = 20
     server_batch: Annotated[PositiveInt, "server batch size"] = 256
     personal: ClassVar[bool] = False
+    fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd(
+        "its clients train no model; they learn samples by plain SGD"
+    )
     download: ClassVar[str] = "model, mean logits per class"
     upload: ClassVar[str] = "synthetic samples, mean logits and soft labels per class"
     newcomer_start: ClassVar[str] = "the global model, the mean logits per class"
@@ -96,7 +101,8 @@ class FedAF(Method):
             total: Tensor = (matching * real.present).sum() + self.local_weight * (sliced * known).sum()
             return total
 
-        learned = ctx.sgd(objective, {"samples": self._initial_samples(ctx, classes)}, lr=self.lr, steps=self.steps)
+        start, lr = {"samples": self._initial_samples(ctx, classes)}, self.scheduled(ctx, self.lr)
+        learned = ctx.optimize(objective, start, lr=lr, steps=self.steps)
         return state, {
             "samples": Rows(learned["samples"], real.present),
             "own_logits": Rows(logits, real.present),
@@ -122,7 +128,7 @@ class FedAF(Method):
             losses = F.cross_entropy(outputs, batch.y, reduction="none")
             return batch.mean(losses) + self.server_weight * (matching * (counts > 0)).sum()
 
-        params = context.sgd(objective, server["params"], lr=self.server_lr, epochs=self.server_epochs)
+        params = context.optimize(objective, server["params"], lr=self.server_lr, epochs=self.server_epochs)
         return server | {"params": params, "class_logits": logits}
 
     def _resample(self, ctx: ClientContext, params: Params) -> Params:

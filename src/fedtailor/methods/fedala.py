@@ -9,7 +9,8 @@ from torch import Tensor
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionAbove0, NonNegative, PositiveInt
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.model import Model
 from fedtailor.core.trees import Params, Tree, map_leaves, mean, sub
 from fedtailor.core.vmap_context import vmap_max
@@ -33,17 +34,19 @@ class FedALA(LocalTraining):
     share: Annotated[FractionAbove0, "s, fraction of a client's samples on which W is learned"] = 0.8
     first_epochs: Annotated[PositiveInt, "maximum number of epochs the first time"] = 20
     client_state: ClassVar[str] = "personal last layers, their weights"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model as its personal model"
 
     def init_client(self, setup: Setup) -> Tree:
         own = self._last_layers(setup.model, setup.params)
         started = torch.zeros((), dtype=torch.bool, device=setup.sizes.device)
-        return {"own": own, "weights": map_leaves(torch.ones_like, own), "started": started}
+        weights = map_leaves(torch.ones_like, own)
+        return {"own": own, "weights": weights, "started": started, **self.init_optimizer(setup.params)}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         start, learned = self._mix(ctx, state, message)
-        params = ctx.sgd(ctx.loss, start, **self.optimizer_options)
-        return {"own": self._last_layers(ctx.model, params), **learned}, {"params": params}
+        params, new = self.optimize(ctx, ctx.loss, start, state)
+        return {"own": self._last_layers(ctx.model, params), **learned, **new}, {"params": params}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes)

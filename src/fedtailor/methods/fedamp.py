@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Fraction, Positive
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Params, Tree, combine, dots, mean, put, repeat, squared_distance, sub
 from fedtailor.methods._shared.newcomers import newcomer_shares, set_newcomer_rows
 
@@ -43,6 +44,7 @@ class FedAMP(LocalTraining):
     sharpness: Annotated[float, "σ of HeurFedAMP, influence of the cosine"] = 50.0
     download: ClassVar[str] = "personalized mixture of models"
     client_state: ClassVar[str] = "personal model"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the mean model as its personal model"
 
     def __post_init__(self) -> None:
@@ -62,21 +64,22 @@ class FedAMP(LocalTraining):
         return {"models": set_newcomer_rows(grown["models"], shares), "weights": weights}
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"params": setup.params}
+        return {"params": setup.params, **self.init_optimizer(setup.params)}
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
         return {"params": combine(server["weights"][list(clients)], server["models"])}  # u_i
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         trainable, received = ctx.model.trainable, message["params"]
-        params = ctx.sgd(
+        params, new = self.optimize(
+            ctx,
             lambda w, batch: (
                 ctx.loss(w, batch) + self.lam / self.alpha / 2 * squared_distance(trainable(w), trainable(received))
             ),
             received,
-            **self.optimizer_options,
+            state,
         )
-        return {"params": params}, {"params": params}
+        return {"params": params, **new}, {"params": params}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         clients = torch.tensor(exchange.clients, device=server["weights"].device)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionAbove0, FractionBelow1, NonNegative
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Tree, combine, dots, put, repeat, squared_norms, sub
 from fedtailor.methods._shared.newcomers import newcomer_shares, set_newcomer_rows
 
@@ -41,6 +42,7 @@ class FedAPA(LocalTraining):
     download: ClassVar[str] = "personalized mixture of bodies"
     upload: ClassVar[str] = "body"
     client_state: ClassVar[str] = "head"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the mean body; the initial head"
 
     def __post_init__(self) -> None:
@@ -74,7 +76,8 @@ class FedAPA(LocalTraining):
         return {**grown, **bodies, "weights": torch.cat([grown["weights"][:before], shares])}
 
     def init_client(self, setup: Setup) -> Tree:
-        return {} if self.share == "all" else {"head": setup.split("head")[1]}
+        kept = self.init_optimizer(setup.params)
+        return kept if self.share == "all" else {"head": setup.split("head")[1], **kept}
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
         rows = self._rows(server, clients)
@@ -82,11 +85,11 @@ class FedAPA(LocalTraining):
         return {"params": mixed | combine(_nonnegative_shares(rows), server["statistics"])}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        params = ctx.sgd(ctx.loss, message["params"] | state.get("head", {}), **self.optimizer_options)
+        params, new = self.optimize(ctx, ctx.loss, message["params"] | state.get("head", {}), state)
         if self.share == "all":
-            return {}, {"params": params}
+            return new, {"params": params}
         body, head = ctx.model.split(params)
-        return {"head": head}, {"params": body}
+        return {"head": head, **new}, {"params": body}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         received = exchange.received["params"]

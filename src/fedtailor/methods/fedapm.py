@@ -1,5 +1,6 @@
 """FedAPM: partial model personalization with ADMM."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,14 +10,18 @@ from torch import Tensor
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import InnerFraction, NonNegative, Positive, PositiveInt
-from fedtailor.core.method import Exchange, Method, Setup
+from fedtailor.core.local_training import ScheduledMethod
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.model import Model
+from fedtailor.core.training_settings import plain_sgd
 from fedtailor.core.trees import Tree, add, dot, map_leaves, scale, squared_distance, sub, zeros_like
 from fedtailor.methods._shared.split import Split, require_split
 
+_Rate = Annotated[Positive | None, "η, local learning rate (0.05 to 1 in the paper); none: 0.1 divided by the mean α_i"]
+
 
 @dataclass(frozen=True)
-class FedAPM(Method):
+class FedAPM(ScheduledMethod):
     """Zhu et al., "FedAPM: Federated Learning via ADMM with Partial Model Personalization", KDD 2025.
 
     Client i stores its personal part v_i, its copy u_i of the shared part, and a dual variable π_i that pulls u_i
@@ -26,9 +31,7 @@ class FedAPM(Method):
     order="together" in addition, it equals FedSim.
     """
 
-    lr: Annotated[
-        Positive | None, "η, local learning rate (0.05 to 1 in the paper); none: 0.1 divided by the mean α_i"
-    ] = None
+    lr: _Rate = None  # type: ignore[assignment]  # a number in all other methods
     epochs_personal: Annotated[PositiveInt, "local epochs of the personal part, if order is alternate"] = 3
     epochs_shared: Annotated[PositiveInt, "maximum number of local epochs of the shared part"] = 3
     weight_decay: Annotated[NonNegative, "weight decay of local SGD (0.01 in the authors' code)"] = 0.0
@@ -48,6 +51,9 @@ class FedAPM(Method):
     printed_loss: Annotated[bool, "Equation 9 as printed: the personal step without α_i"] = False
     download: ClassVar[str] = "shared part"
     upload: ClassVar[str] = "change of the shared part and its dual variable"
+    fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd(
+        "its local problems are solved with plain SGD", "weight_decay"
+    )
     client_state: ClassVar[str] = "personal part, copy of the shared part, dual variable"
     newcomer_start: ClassVar[str] = (
         "the global shared part as its copy; a zero dual variable, the initial personal part"
@@ -91,10 +97,12 @@ class FedAPM(Method):
             return dot(grad, grad) <= accuracy
 
         default_lr = 0.1 if self.alpha == "one" else 0.1 * ctx.num_clients
-        optimizer_options: dict[str, Any] = {"lr": self.lr or default_lr, "weight_decay": self.weight_decay}
+        optimizer_options: dict[str, Any] = {
+            "lr": self.scheduled(ctx, self.lr or default_lr), "weight_decay": self.weight_decay
+        }  # fmt: skip
         early_stopping = self.accuracy_start != 0
         if self.order == "together":
-            both = ctx.sgd(
+            both = ctx.optimize(
                 lambda p, batch: personal_objective(p["personal"], p["shared"], batch) + penalty(p["shared"]),
                 {"personal": personal, "shared": own},
                 epochs=self.epochs_shared,
@@ -103,13 +111,13 @@ class FedAPM(Method):
             )
             personal, shared = both["personal"], both["shared"]
         else:
-            personal = ctx.sgd(
+            personal = ctx.optimize(
                 lambda v, batch: personal_objective(v, own, batch),
                 personal,
                 epochs=self.epochs_personal,
                 **optimizer_options,
             )
-            shared = ctx.sgd(
+            shared = ctx.optimize(
                 lambda u, batch: self._loss(ctx, u | personal, batch) + penalty(u),
                 own,
                 epochs=self.epochs_shared,

@@ -9,7 +9,8 @@ from torch import Tensor
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegativeInt, Positive
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Params, Tree, dot, mean
 from fedtailor.methods._shared.class_statistics import pick_rows, prototypes
 
@@ -34,6 +35,7 @@ class FedAS(LocalTraining):
     download: ClassVar[str] = "body"
     upload: ClassVar[str] = "body, Fisher weight"
     client_state: ClassVar[str] = "personal model"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global body; the initial head"
 
     @property
@@ -44,15 +46,17 @@ class FedAS(LocalTraining):
         return {"params": setup.split("head")[0]}
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"params": setup.params}
+        return {"params": setup.params, **self.init_optimizer(setup.params)}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         own, body = state["params"], message["params"]
         if self.align_epochs:
             body = self._align(ctx, own, body)
-        params = ctx.sgd(ctx.loss, own | body, **self.optimizer_options)
+        params, new = self.optimize(ctx, ctx.loss, own | body, state)
         upload = {"params": ctx.model.split(params, "head")[0]}
-        return {"params": params}, upload | ({"fisher": _fisher(ctx, params)} if self.weights == "fisher" else {})
+        return {"params": params, **new}, upload | (
+            {"fisher": _fisher(ctx, params)} if self.weights == "fisher" else {}
+        )
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         weights = exchange.sizes if self.weights == "size" else None
@@ -75,7 +79,7 @@ class FedAS(LocalTraining):
             class_sizes = ((batch.y[:, None] == batch.y) * batch.weight).sum(1)
             return (errors * batch.weight / class_sizes.clamp(min=1)).sum()
 
-        return ctx.sgd(alignment_loss, received, lr=self.align_lr, epochs=self.align_epochs)
+        return ctx.optimize(alignment_loss, received, lr=self.align_lr, epochs=self.align_epochs)
 
 
 def _fisher(ctx: ClientContext, params: Params) -> Tensor:

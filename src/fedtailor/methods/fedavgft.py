@@ -27,7 +27,8 @@ class FedAvgFT(FedAvg):
         params = super().personalize(ctx, state, message)
         if not self.tuning_epochs:
             return params
-        return ctx.sgd(ctx.loss, params, **(self.optimizer_options | {"epochs": self.tuning_epochs}))
+        options = self.optimizer_options | {"epochs": self.tuning_epochs, "steps": None}
+        return ctx.optimize(ctx.loss, params, **options)
 
     def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
         return {**upload["params"]}

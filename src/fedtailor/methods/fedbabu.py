@@ -5,8 +5,9 @@ from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegativeInt
+from fedtailor.core.method import Setup
 from fedtailor.core.trees import Tree
-from fedtailor.methods._shared.split import PersonalHeadMethod, train_alternately
+from fedtailor.methods._shared.split import PersonalHeadMethod
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,21 @@ class FedBABU(PersonalHeadMethod):
     client_state: ClassVar[str] = "initial head"
     ranked_by: ClassVar[str | None] = "received"  # the global body, fine-tuned with the head
 
+    def init_client(self, setup: Setup) -> Tree:
+        body, head = setup.split("head")
+        return {"personal": head, **self.init_optimizer(body)}
+
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        return train_alternately(ctx, state, message, self.optimizer_options, personal_epochs=0)
+        head = state["personal"]
+        body, new = self.optimize(ctx, lambda u, batch: ctx.loss(u | head, batch), message["params"], state)
+        return {"personal": head, **new}, {"params": body}
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         params = super().personalize(ctx, state, message)
         if not self.tuning_epochs:
             return params
-        return ctx.sgd(ctx.loss, params, **(self.optimizer_options | {"epochs": self.tuning_epochs}))
+        options = self.optimizer_options | {"epochs": self.tuning_epochs, "steps": None}
+        return ctx.optimize(ctx.loss, params, **options)
 
     def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
         return {**upload["params"], **state["personal"]}

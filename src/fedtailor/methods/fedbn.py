@@ -30,4 +30,5 @@ class FedBN(SplitMethod):
         return {"params": setup.model.split(setup.params, self.part)[0]}  # the personal part may be empty
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"personal": setup.model.split(setup.params, self.part)[1]}
+        personal = setup.model.split(setup.params, self.part)[1]
+        return {"personal": personal, **self.init_optimizer(setup.params)}

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Fraction, Positive
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Params, Tree, combine, map_leaves, mean, put, repeat, take
 
 _MIN_SENSITIVITY = 1e-10  # sensitivities up to this value are rounding errors
@@ -35,6 +36,7 @@ class FedCAC(LocalTraining):
     )
     download: ClassVar[str] = "personalized mixture of models"
     upload: ClassVar[str] = "model, one bit per parameter"
+    keeps_optimizer: ClassVar[bool] = True
 
     def init_server(self, setup: Setup) -> Tree:
         count, trainable = setup.num_clients, setup.model.trainable(setup.params)
@@ -45,6 +47,9 @@ class FedCAC(LocalTraining):
             "critical": repeat(masks, count),  # M_i
             "collaborators": setup.sizes.new_zeros(count, count, dtype=torch.bool),  # [i, j]: j collaborates with i
         }
+
+    def init_client(self, setup: Setup) -> Tree:
+        return self.init_optimizer(setup.params)
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
         chosen = torch.tensor(clients, device=server["collaborators"].device)
@@ -57,9 +62,9 @@ class FedCAC(LocalTraining):
         return {"params": repeat(server["params"], len(clients)) | mixed}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        params = ctx.sgd(ctx.loss, message["params"], **self.optimizer_options)
+        params, new = self.optimize(ctx, ctx.loss, message["params"], state)
         before, after = (ctx.model.trainable(tree) for tree in (message["params"], params))
-        return state, {"params": params, "critical": map_leaves(self._critical, before, after)}
+        return state | new, {"params": params, "critical": map_leaves(self._critical, before, after)}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         received = exchange.received

@@ -10,7 +10,8 @@ from torch import Tensor
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative, Positive
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Params, Tree, add, mean, scale
 from fedtailor.errors import ConfigError
@@ -41,17 +42,17 @@ class FedCP(LocalTraining):
     download: ClassVar[str] = "model, policy network"
     upload: ClassVar[str] = "model, policy network"
     client_state: ClassVar[str] = "head"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model and policy network; the global head as its own"
 
     def init_server(self, setup: Setup) -> Tree:
-        _, width = setup.model.head_size
-        return {"params": setup.params, "policy": make_block(setup, 0, width, 2 * width)}
+        return {"params": setup.params, "policy": _initial_policy(setup)}
 
     def init_client(self, setup: Setup) -> Tree:
         head = setup.split("head")[1]
         if f"{setup.model.head}.weight" not in head:
             raise ConfigError("FedCP computes its context from the head's weights, which another layer shares.")
-        return {"head": head}
+        return {"head": head, **self.init_optimizer({"params": setup.params, "policy": _initial_policy(setup)})}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         body, common = ctx.model.split(message["params"])
@@ -67,10 +68,10 @@ class FedCP(LocalTraining):
             return loss + self.lam * squared_mmd(z, received, batch.weight, _BANDWIDTHS)
 
         start = {"params": body | state["head"], "policy": message["policy"]}
-        end = ctx.sgd(objective, start, **self.optimizer_options)
+        end, new = self.optimize(ctx, objective, start, state)
         body, head = ctx.model.split(end["params"])
         upload = {"params": body | scale(add(head, common), 0.5), "policy": end["policy"]}
-        return {"head": head}, upload
+        return {"head": head, **new}, upload
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes)
@@ -93,6 +94,11 @@ class FedCP(LocalTraining):
         scores = torch.relu(layer_norm(policy, linear(policy, z * personal["context"])))
         r, s = torch.softmax((scores.reshape(z.shape[0], 2, -1) + noise) / self.tau, 1).unbind(1)
         return model.head_output(personal, r * z) + model.head_output(personal["common"], s * z)
+
+
+def _initial_policy(setup: Setup) -> Params:
+    _, width = setup.model.head_size
+    return make_block(setup, 0, width, 2 * width)
 
 
 def _context(model: Model, head: Params) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Positive
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Tree, add, dot, mean, repeat, scale, squared_norms, sub
 
 
@@ -27,6 +28,7 @@ class FedExP(LocalTraining):
         bool, "evaluate the mean of the last two global models; training continues from the last one"
     ] = True
     personal: ClassVar[bool] = False
+    keeps_optimizer: ClassVar[bool] = True
 
     def init_server(self, setup: Setup) -> Tree:
         return {"params": setup.params, "previous": setup.params}
@@ -39,9 +41,12 @@ class FedExP(LocalTraining):
         used = scale(add(last, previous), 0.5) if self.average_last else last
         return repeat({"params": used}, len(clients))
 
+    def init_client(self, setup: Setup) -> Tree:
+        return self.init_optimizer(setup.params)
+
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        params = ctx.sgd(ctx.loss, message["params"], **self.optimizer_options)
-        return state, {"params": params}
+        params, new = self.optimize(ctx, ctx.loss, message["params"], state)
+        return state | new, {"params": params}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         weights = exchange.sizes if self.weights == "size" else torch.ones_like(exchange.sizes)

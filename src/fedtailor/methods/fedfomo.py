@@ -11,7 +11,8 @@ from fedtailor.core import random
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Fraction, InnerFraction, NonNegative, PositiveInt
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Tree, map_leaves, put, repeat, squared_norms, take
 from fedtailor.methods._shared.newcomers import newcomer_shares, set_newcomer_rows
 
@@ -36,6 +37,7 @@ class FedFomo(LocalTraining):
     download: ClassVar[str] = "models of M other clients"
     upload: ClassVar[str] = "model, M weights"
     client_state: ClassVar[str] = "personal model"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "models of M other clients; the initial model as its own until then"
 
     def init_server(self, setup: Setup) -> Tree:
@@ -53,7 +55,7 @@ class FedFomo(LocalTraining):
         return new | {"models": set_newcomer_rows(new["models"], newcomer_shares(new["models"], before))}
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"params": setup.params}
+        return {"params": setup.params, **self.init_optimizer(setup.params)}
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
         return {"models": take(server["models"], self._choose(server, clients, round))}  # [clients, M, ...]
@@ -61,8 +63,8 @@ class FedFomo(LocalTraining):
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         mixed, weights = self._mix(ctx, state, message)
         training = self._parts(ctx)[1]
-        params = training.sgd(training.loss, mixed, **self.optimizer_options)
-        return {"params": params}, {"params": params, "weights": weights}
+        params, new = self.optimize(training, training.loss, mixed, state)
+        return {"params": params, **new}, {"params": params, "weights": weights}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         chosen = self._choose(server, exchange.clients, exchange.round)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative, PositiveInt
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Params, Tree, scale, sub
 from fedtailor.methods._shared.class_statistics import prototypes
 
@@ -30,17 +31,19 @@ class FedGH(LocalTraining):
     download: ClassVar[str] = "head"
     upload: ClassVar[str] = "client prototypes"
     client_state: ClassVar[str] = "body"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global head; the initial body"
 
     def init_server(self, setup: Setup) -> Tree:
         return {"params": setup.split("head")[1]}
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"params": setup.params}  # the head is stored for evaluation only
+        # the head is stored for evaluation only
+        return {"params": setup.params, **self.init_optimizer(setup.params)}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        params = ctx.sgd(ctx.loss, state["params"] | message["params"], **self.optimizer_options)
-        return {"params": params}, {"prototypes": prototypes(ctx, params)}
+        params, new = self.optimize(ctx, ctx.loss, state["params"] | message["params"], state)
+        return {"params": params, **new}, {"prototypes": prototypes(ctx, params)}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         received, model = exchange.received["prototypes"], exchange.model  # [clients, classes, features]

@@ -1,9 +1,10 @@
 """FedLAG: FedAvg with layer-wise personalization by gradient conflict."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from fedtailor.core.method import LocalTraining, Method
+from fedtailor.core.local_training import LocalTraining, training_settings
+from fedtailor.core.method import Method
 from fedtailor.methods._shared.layerwise import Layerwise
 from fedtailor.methods.fedavg import FedAvg
 
@@ -20,6 +21,8 @@ class FedLAG(Layerwise, LocalTraining):
         Literal["size", "uniform"], "client weights: uniform (as in the paper) or by number of samples"
     ] = "uniform"
 
+    keeps_optimizer: ClassVar[bool] = True
+
     @property
     def wrapped(self) -> Method:
-        return FedAvg(weights=self.weights, **self.optimizer_options)
+        return FedAvg(weights=self.weights, **training_settings(self))

@@ -10,7 +10,8 @@ from torch import Tensor
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Fraction, FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Params, Rows, Tree, combine, mean, put, repeat, take
 from fedtailor.methods._shared.class_statistics import aligned_loss, membership, merge_rows, no_prototypes, prototypes
 from fedtailor.methods._shared.newcomers import newcomer_shares, set_newcomer_rows
@@ -64,10 +65,10 @@ class FedPAC(LocalTraining):
         moments = totals["sums"] / ctx.size  # H_i[k] = p_k μ_k
         variance = (totals["squares"] / ctx.size - moments.square().sum()) / ctx.size  # V_i
 
-        head_options = self.optimizer_options | {"lr": self.head_lr, "epochs": self.head_epochs}
-        head = ctx.sgd(lambda h, batch: ctx.loss(received | h, batch), head, **head_options)
+        head_options = self.optimizer_options | {"lr": self.head_lr, "epochs": self.head_epochs, "steps": None}
+        head = ctx.optimize(lambda h, batch: ctx.loss(received | h, batch), head, **head_options)
         targets = self._targets(ctx, message["prototypes"], totals)
-        body = ctx.sgd(
+        body = ctx.optimize(
             lambda b, batch: aligned_loss(ctx, b | head, batch, targets, self.lam), received, **self.optimizer_options
         )
         params = body | head

@@ -10,7 +10,8 @@ from torch import Tensor
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionBelow1
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Tree, add, mean, scale
 from fedtailor.methods._shared.mmd import squared_mmd
 
@@ -34,10 +35,12 @@ class FedPHP(LocalTraining):
         Literal["mmd", "kd"], "R, match the teacher in its features (MMD) or its outputs (distillation)"
     ] = "mmd"
     client_state: ClassVar[str] = "personal model, 1 scalar"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model as its personal model"
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"own": setup.params, "participations": setup.like.new_zeros(())}
+        kept = self.init_optimizer(setup.params)
+        return {"own": setup.params, "participations": setup.like.new_zeros(()), **kept}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         model, own, participations = ctx.model, state["own"], state["participations"]
@@ -52,11 +55,11 @@ class FedPHP(LocalTraining):
                 regularizer = batch.mean(F.cross_entropy(outputs, target, reduction="none"))
             return (1 - self.lam) * batch.mean(model.loss(outputs, batch.y)) + self.lam * regularizer
 
-        params = ctx.sgd(objective, message["params"], **self.optimizer_options)
+        params, new = self.optimize(ctx, objective, message["params"], state)
         expected = max(int(ctx.participation * ctx.rounds + 1e-9), 1)  # expected rounds of participation
         past = (self.mu * participations / expected).clamp(max=self.mu)
         own = add(scale(own, past), scale(params, 1 - past))
-        return {"own": own, "participations": participations + 1}, {"params": params}
+        return {"own": own, "participations": participations + 1, **new}, {"params": params}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes)

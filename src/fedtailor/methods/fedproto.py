@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Rows, Tree
 from fedtailor.methods._shared.class_statistics import aligned_loss, class_counts, merge_rows, no_prototypes, prototypes
@@ -39,23 +40,22 @@ class FedProto(LocalTraining):
     download: ClassVar[str] = "prototypes"
     upload: ClassVar[str] = "client prototypes, class sizes"
     client_state: ClassVar[str] = "personal model"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global prototypes; the initial model"
 
     def init_server(self, setup: Setup) -> Tree:
         return {"prototypes": no_prototypes(setup)}
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"params": setup.params}
+        return {"params": setup.params, **self.init_optimizer(setup.params)}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        params = ctx.sgd(
-            lambda w, batch: aligned_loss(ctx, w, batch, message["prototypes"], self.lam),
-            state["params"],
-            **self.optimizer_options,
+        params, new = self.optimize(
+            ctx, lambda w, batch: aligned_loss(ctx, w, batch, message["prototypes"], self.lam), state["params"], state
         )
         own = prototypes(ctx, params)
         counts = {"counts": Rows(class_counts(ctx), own.present)} if self.weights == "size" else {}
-        return {"params": params}, {"prototypes": own, **counts}
+        return {"params": params, **new}, {"prototypes": own, **counts}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         own = exchange.received["prototypes"]

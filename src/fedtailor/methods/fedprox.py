@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative
-from fedtailor.core.method import Exchange, LocalTraining
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Tree, mean, squared_distance
 
 
@@ -18,14 +19,19 @@ class FedProx(LocalTraining):
 
     mu: Annotated[NonNegative, "μ, weight of the proximal term toward the received model"] = 0.1
     personal: ClassVar[bool] = False
+    keeps_optimizer: ClassVar[bool] = True
+
+    def init_client(self, setup: Setup) -> Tree:
+        return self.init_optimizer(setup.params)
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        params = ctx.sgd(
+        params, new = self.optimize(
+            ctx,
             lambda w, batch: ctx.loss(w, batch) + self.mu / 2 * squared_distance(w, message["params"]),
             message["params"],
-            **self.optimizer_options,
+            state,
         )
-        return state, {"params": params}
+        return state | new, {"params": params}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes)

@@ -1,7 +1,7 @@
 """FedRep: a shared body and a personal head; each client trains its head first, then the body."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegativeInt, PositiveInt
@@ -20,6 +20,8 @@ class FedRep(PersonalHeadMethod):
 
     epochs: Annotated[PositiveInt, "local epochs of the body"] = 1
     head_epochs: Annotated[NonNegativeInt, "τ, local epochs of the head"] = 9
+    keeps_optimizer: ClassVar[bool] = False  # each part has its own optimizer
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        return train_alternately(ctx, state, message, self.optimizer_options, self.head_epochs)
+        head_options = self.optimizer_options | {"epochs": self.head_epochs, "steps": None}
+        return train_alternately(ctx, state, message, head_options, self.optimizer_options)

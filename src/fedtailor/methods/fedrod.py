@@ -9,7 +9,8 @@ from torch import Tensor
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Tree, mean, zeros_like
 from fedtailor.methods._shared.class_statistics import class_counts
@@ -28,10 +29,12 @@ class FedRoD(LocalTraining):
 
     gamma: Annotated[NonNegative, "γ, exponent of the class counts in the balanced softmax"] = 1.0
     client_state: ClassVar[str] = "personal head"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model; a zero personal head"
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"head": zeros_like(setup.split("head")[1])}
+        head = zeros_like(setup.split("head")[1])
+        return {"head": head, **self.init_optimizer({"params": setup.params, "head": head})}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         model, counts = ctx.model, class_counts(ctx)
@@ -43,8 +46,8 @@ class FedRoD(LocalTraining):
             combined = generic.detach() + model.head_output(parts["head"], features.detach())
             return batch.mean(model.loss(generic + prior, batch.y) + model.loss(combined, batch.y))  # L_G + L_P
 
-        end = ctx.sgd(objective, {"params": message["params"], "head": state["head"]}, **self.optimizer_options)
-        return {"head": end["head"]}, {"params": end["params"]}
+        end, new = self.optimize(ctx, objective, {"params": message["params"], "head": state["head"]}, state)
+        return {"head": end["head"], **new}, {"params": end["params"]}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes)

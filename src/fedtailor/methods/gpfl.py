@@ -10,7 +10,8 @@ from torch import Tensor
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.model import Inputs, Model, cross_entropy
 from fedtailor.core.trees import Tree, dot, mean
 from fedtailor.methods._shared.class_statistics import class_counts
@@ -43,7 +44,13 @@ class GPFL(LocalTraining):
     download: ClassVar[str] = "body, class embeddings, valve"
     upload: ClassVar[str] = "body, class embeddings, valve"
     client_state: ClassVar[str] = "head"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global body, embeddings, and valve; the initial head"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        coupled = self.optimizer != "adamw" or not self.weight_decay
+        self.require(coupled, "weight_decay", "0 with adamw, because μ is part of the gradient")
 
     def init_server(self, setup: Setup) -> Tree:
         classes, width = setup.model.head_size
@@ -53,7 +60,10 @@ class GPFL(LocalTraining):
 
     def init_client(self, setup: Setup) -> Tree:
         zeros = zero_feature(setup)
-        state = {"head": setup.split("head")[1], "context": zeros}
+        head = setup.split("head")[1]
+        learned = self.init_server(setup)
+        kept = self.init_optimizer(learned | {"params": learned["params"] | head})
+        state = {"head": head, "context": zeros, **kept}
         return state | ({"embeddings": zeros.repeat(setup.model.head_size[0], 1)} if self.contexts == "own" else {})
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
@@ -71,9 +81,9 @@ class GPFL(LocalTraining):
             distance: Tensor = torch.linalg.vector_norm(difference)
             return batch.mean(losses) + self.lam * distance + decay
 
-        end = ctx.sgd(objective, message | {"params": message["params"] | state["head"]}, **self.optimizer_options)
+        end, kept = self.optimize(ctx, objective, message | {"params": message["params"] | state["head"]}, state)
         body, head = ctx.model.split(end["params"])
-        new = {"head": head, "context": context, "embeddings": end["embeddings"]}
+        new = {"head": head, "context": context, "embeddings": end["embeddings"], **kept}
         return {name: new[name] for name in state}, end | {"params": body}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:

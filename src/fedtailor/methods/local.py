@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
-from fedtailor.core.method import LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Setup
 from fedtailor.core.trees import Tree
 
 
@@ -23,6 +24,7 @@ class Local(LocalTraining):
     upload: ClassVar[str] = "nothing"
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "nothing; the initial model is its own"
+    keeps_optimizer: ClassVar[bool] = True
 
     @property
     def display_name(self) -> str:
@@ -40,11 +42,11 @@ class Local(LocalTraining):
         return {}
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"params": setup.params}
+        return {"params": setup.params, **self.init_optimizer(setup.params)}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        params = ctx.sgd(ctx.loss, state["params"], **self.optimizer_options)
-        return {"params": params}, {}
+        params, new = self.optimize(ctx, ctx.loss, state["params"], state)
+        return {"params": params, **new}, {}
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return {**state["params"]}

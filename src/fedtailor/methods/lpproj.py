@@ -1,5 +1,6 @@
 """lp-proj: personal models that are coupled through a low-dimensional random projection."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -9,12 +10,14 @@ from torch import Tensor
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative, Positive, PositiveInt
-from fedtailor.core.method import Exchange, Method, Setup
+from fedtailor.core.local_training import ScheduledMethod
+from fedtailor.core.method import Exchange, Setup
+from fedtailor.core.training_settings import plain_sgd
 from fedtailor.core.trees import Tree, add, dots, map_leaves, mean, repeat, scale, squared_norms
 
 
 @dataclass(frozen=True)
-class LpProj(Method):
+class LpProj(ScheduledMethod):
     """Lin et al., "Personalized Federated Learning towards Communication Efficiency, Robustness and Fairness", NeurIPS
     2022.
 
@@ -37,6 +40,9 @@ class LpProj(Method):
     beta: Annotated[Positive, "β, share of the new average in w"] = 1.0
     download: ClassVar[str] = "projected model"
     upload: ClassVar[str] = "projected model"
+    fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd(
+        "both of its steps are plain gradient steps on one objective"
+    )
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "the global projection; the initial model"
 
@@ -59,12 +65,13 @@ class LpProj(Method):
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         trainable = ctx.model.trainable
         projection = self._projection(ctx, trainable(state["own"]))
+        lr, anchor_step = self.scheduled(ctx, self.lr), self.scheduled(ctx, self.anchor_lr * self.lam)
 
         def project(own: Tree) -> Tensor:  # P θ
             return dots(projection, repeat(trainable(own), 1))[:, 0]
 
         def move_anchor(anchor: Tensor, projected: Tensor) -> Tensor:
-            return anchor - self.anchor_lr * self.lam * self._psi(anchor - projected)
+            return anchor - anchor_step * self._psi(anchor - projected)
 
         def step(carry: Tree, batch: Batch) -> Tree:
             own, number, projected = carry["own"], carry["step"], project(carry["own"])
@@ -72,7 +79,7 @@ class LpProj(Method):
             anchor = torch.where(move_now, move_anchor(carry["anchor"], projected), carry["anchor"])
             pull = self.lam * self._psi(projected - anchor)
             moved = map_leaves(
-                lambda w, g, rows: w - self.lr * (g + torch.tensordot(pull, rows, dims=1)),  # ∇f + λ Pᵀ ψ
+                lambda w, g, rows: w - lr * (g + torch.tensordot(pull, rows, dims=1)),  # ∇f + λ Pᵀ ψ
                 *(trainable(tree) for tree in (own, ctx.grad(ctx.loss, own, batch))),
                 projection,
             )

@@ -8,7 +8,8 @@ from torch import Tensor
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative, Positive, PositiveInt
-from fedtailor.core.method import Exchange, LocalTraining
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Tree, add, dot, map_leaves, mean, scale, sub
 
 
@@ -27,6 +28,7 @@ class PerFedAvg(LocalTraining):
 
     title: ClassVar[str] = "Per-FedAvg"
     ranked_by: ClassVar[str | None] = "received"  # the global model, adapted to the client
+    keeps_optimizer: ClassVar[bool] = True
     lr: Annotated[Positive, "β, learning rate of the global model (0.001 in the paper)"] = 0.1
     inner_lr: Annotated[NonNegative, "α, learning rate of the adaptation, in training and in use"] = 0.01
     adapt_steps: Annotated[PositiveInt, "steps of the adaptation in use, one batch each"] = 1
@@ -39,6 +41,9 @@ class PerFedAvg(LocalTraining):
     @property
     def uses_plain_mean(self) -> bool:
         return self.weights == "uniform"
+
+    def init_client(self, setup: Setup) -> Tree:
+        return self.init_optimizer(setup.params)
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         def objective(params: Tree, batch: Batch) -> Tensor:
@@ -53,8 +58,8 @@ class PerFedAvg(LocalTraining):
             correction = scale(sub(forward, backward), self.inner_lr / (2 * self.delta))
             return loss - dot(correction, params)
 
-        params = ctx.sgd(objective, message["params"], **self.optimizer_options)
-        return state, {"params": ctx.update_batch_stats(params)}  # running statistics of w, not of w̃
+        params, new = self.optimize(ctx, objective, message["params"], state)
+        return state | new, {"params": ctx.update_batch_stats(params)}  # running statistics of w, not of w̃
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes if self.weights == "size" else None)
@@ -67,4 +72,4 @@ class PerFedAvg(LocalTraining):
 
     def _adapt(self, ctx: ClientContext, params: Tree) -> Tree:
         """Return the model after adaptation to the client's data."""
-        return ctx.sgd(ctx.loss, params, lr=self.inner_lr, steps=self.adapt_steps)
+        return ctx.optimize(ctx.loss, params, lr=self.inner_lr, steps=self.adapt_steps)

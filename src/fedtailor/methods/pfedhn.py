@@ -1,8 +1,8 @@
 """pFedHN: one hypernetwork at the server generates the model of each client."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,11 @@ from torch.func import vjp
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionBelow1, NonNegative, Positive, PositiveInt
-from fedtailor.core.method import Exchange, Method, Setup
-from fedtailor.core.trees import Params, Tree, dot, map_leaves, mean, repeat, scale, zeros_like
+from fedtailor.core.local_training import ScheduledMethod
+from fedtailor.core.method import Exchange, Setup
+from fedtailor.core.optimizers import clip_norm
+from fedtailor.core.training_settings import plain_sgd
+from fedtailor.core.trees import Params, Tree, map_leaves, mean, repeat, scale, zeros_like
 from fedtailor.methods._shared.hypernetwork import (
     OUTPUT_SALT,
     apply_trunk,
@@ -24,7 +27,7 @@ from fedtailor.methods._shared.hypernetwork import (
 
 
 @dataclass(frozen=True)
-class PFedHN(Method):
+class PFedHN(ScheduledMethod):
     """Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021.
 
     One hypernetwork generates the model of each client from an embedding v_i with ⌊1 + N/4⌋ entries: it has four linear
@@ -55,6 +58,9 @@ class PFedHN(Method):
     turns: Annotated[bool, "clients take turns, with a server step after each (as in the paper)"] = False
     printed_sign: Annotated[bool, "returned − sent, which ascends instead of descending"] = False
     download: ClassVar[str] = "generated model"
+    fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd(
+        "its local steps are those of the authors, SGD with momentum and a clipped gradient", "momentum", "weight_decay"
+    )
     client_state: ClassVar[str] = "nothing, or head"
     newcomer_start: ClassVar[str] = "the model of the mean embedding; the initial head if heads are personal"
 
@@ -99,12 +105,14 @@ class PFedHN(Method):
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         start = self.personalize(ctx, state, message)
         trainable = ctx.model.trainable(start)
+        lr = self.scheduled(ctx, self.lr)
 
         def step(carry: Tree, batch: Batch) -> Tree:
             grad = ctx.grad(lambda w, batch: ctx.loss(start | w, batch), carry["params"], batch)
             generated = {name: leaf for name, leaf in grad.items() if name in message["params"]}
-            grad = grad | _clip(generated, self.clip)
-            params, velocity = _sgd_step(**carry, grad=grad, **self.optimizer_options)
+            grad = grad | clip_norm(generated, self.clip)
+            options: Any = {"lr": lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+            params, velocity = _sgd_step(**carry, grad=grad, **options)
             return {"params": params, "velocity": velocity}
 
         end = ctx.scan(step, {"params": trainable, "velocity": zeros_like(trainable)}, steps=self.steps)
@@ -117,7 +125,7 @@ class PFedHN(Method):
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         model_grad = scale(pseudo_gradient(exchange, self.printed_sign), 1 / len(exchange.clients))
         backward = vjp(lambda network: _generate(network, exchange.clients), server["network"])[1]
-        grad = _clip(backward(model_grad)[0], self.clip)
+        grad = clip_norm(backward(model_grad)[0], self.clip)
         network, velocity = _sgd_step(
             server["network"], server["velocity"], grad,
             lr=self.hyper_lr, momentum=self.hyper_momentum, weight_decay=self.hyper_weight_decay,
@@ -136,11 +144,6 @@ def _generate(network: Tree, clients: Sequence[int]) -> Params:
         name: torch.tensordot(hidden, output["weight"], dims=([1], [-1])) + output["bias"]
         for name, output in network["outputs"].items()
     }
-
-
-def _clip(grad: Params, max_norm: float) -> Params:
-    """Scale a gradient down to the maximum norm if its norm is larger."""
-    return scale(grad, (max_norm / (dot(grad, grad).sqrt() + 1e-6)).clamp(max=1))
 
 
 def _sgd_step(

@@ -11,7 +11,8 @@ from torch.func import vjp, vmap
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative, NonNegativeInt, Positive, PositiveInt
-from fedtailor.core.method import Exchange, LocalTraining, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Params, Rows, Tree, map_leaves, put, repeat, take
 from fedtailor.errors import ConfigError
 from fedtailor.methods._shared.hypernetwork import (
@@ -54,6 +55,7 @@ class PFedLA(LocalTraining):
     printed_sign: Annotated[bool, "returned − sent, which ascends instead of descending"] = False
     download: ClassVar[str] = "personalized mixture per layer"
     client_state: ClassVar[str] = "nothing, or retained layers"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "equal shares of all models; initial retained layers"
 
     def init_server(self, setup: Setup) -> Tree:
@@ -93,7 +95,7 @@ class PFedLA(LocalTraining):
         return {"models": models, "networks": grown["networks"] | {"outputs": outputs}}
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"params": setup.params} if self.retained else {}
+        return ({"params": setup.params} if self.retained else {}) | self.init_optimizer(setup.params)
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
         own = torch.tensor(clients, device=server["networks"]["embedding"].device)
@@ -109,11 +111,11 @@ class PFedLA(LocalTraining):
         return {"params": {name: Rows(leaf[:, None], sent_by_layer[_layer_name(name)]) for name, leaf in mixed.items()}}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        params = ctx.sgd(ctx.loss, self.personalize(ctx, state, message), **self.optimizer_options)
+        params, new = self.optimize(ctx, ctx.loss, self.personalize(ctx, state, message), state)
         if not self.retained:
-            return {}, {"params": params}
+            return new, {"params": params}
         upload = {name: Rows(p[None], message["params"][name].present) for name, p in params.items()}
-        return {"params": params}, {"params": upload}
+        return {"params": params, **new}, {"params": upload}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         own = torch.tensor(exchange.clients, device=server["networks"]["embedding"].device)

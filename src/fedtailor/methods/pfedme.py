@@ -1,17 +1,20 @@
 """pFedMe: personal models by Moreau envelopes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Positive, PositiveInt
-from fedtailor.core.method import Exchange, Method, Setup
+from fedtailor.core.local_training import ScheduledMethod
+from fedtailor.core.method import Exchange, Setup
+from fedtailor.core.training_settings import plain_sgd
 from fedtailor.core.trees import Tree, add, mean, scale, sub
 
 
 @dataclass(frozen=True)
-class PFedMe(Method):
+class PFedMe(ScheduledMethod):
     """Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
 
     In each batch, a client takes several steps on its personal model, with a proximal term toward its copy w_i of the
@@ -25,6 +28,7 @@ class PFedMe(Method):
     inner_steps: Annotated[PositiveInt, "K, steps of the personal model per batch"] = 5
     steps: Annotated[PositiveInt, "R, batches per round"] = 20
     beta: Annotated[Positive, "β, share of the new average in the global model"] = 1.0
+    fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd("its step on w_i is a gradient step on the Moreau envelope")
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "the global model as its personal model"
 
@@ -36,12 +40,14 @@ class PFedMe(Method):
         return {"own": setup.params}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        personal_lr, share = self.scheduled(ctx, self.personal_lr), self.scheduled(ctx, self.lr * self.lam)
+
         def step(carry: Tree, batch: Batch) -> Tree:
             params, own = carry["params"], carry["own"]
             for _ in range(self.inner_steps):
                 pull = add(ctx.grad(ctx.loss, own, batch), scale(sub(own, params), self.lam))
-                own = sub(own, scale(pull, self.personal_lr))
-            return {"params": sub(params, scale(sub(params, own), self.lr * self.lam)), "own": own}
+                own = sub(own, scale(pull, personal_lr))
+            return {"params": sub(params, scale(sub(params, own), share)), "own": own}
 
         start = {"params": message["params"], "own": message["params"]}
         end = ctx.scan(step, start, steps=self.steps)

@@ -1,16 +1,19 @@
 """SCAFFOLD: FedAvg with control variates that correct client drift."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Positive, PositiveInt
-from fedtailor.core.method import Exchange, Method, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Setup
+from fedtailor.core.training_settings import plain_sgd
 from fedtailor.core.trees import Tree, add, dot, mean, scale, sub, zeros_like
 
 
 @dataclass(frozen=True)
-class Scaffold(Method):
+class Scaffold(LocalTraining):
     """Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
 
     Control variates correct the local gradients for client drift (option II of the paper). Local training is plain SGD:
@@ -18,7 +21,7 @@ class Scaffold(Method):
     """
 
     title: ClassVar[str] = "SCAFFOLD"
-    lr: Annotated[Positive, "η, local learning rate"] = 0.1
+    fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd("its control variates assume plain SGD")
     epochs: Annotated[PositiveInt, "local epochs, K batches in total"] = 2
     server_lr: Annotated[Positive, "η_g, server learning rate"] = 1.0
     personal: ClassVar[bool] = False
@@ -44,13 +47,14 @@ class Scaffold(Method):
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         drift = sub(message["control"], state["control"])  # c − c_i
-        params = ctx.sgd(
+        params = ctx.optimize(
             lambda w, batch: ctx.loss(w, batch) + dot(drift, ctx.model.trainable(w)),
             message["params"],
             **self.optimizer_options,
         )
         delta = ctx.model.trainable(sub(params, message["params"]))
-        control = sub(scale(delta, -1 / (ctx.num_steps(self.epochs) * self.lr)), drift)
+        steps = self.steps or ctx.num_steps(self.epochs, self.drop_last)  # K
+        control = sub(scale(delta, -1 / (steps * self.scheduled(ctx, self.lr))), drift)
         return {"control": control}, {"params": params, "control_delta": sub(control, state["control"])}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:

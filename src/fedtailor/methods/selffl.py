@@ -1,6 +1,6 @@
 """Self-FL: local training and aggregation adapt to within-client and between-client variances."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -9,7 +9,9 @@ from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionBelow1, NonNegativeInt, Positive, PositiveInt
-from fedtailor.core.method import Exchange, Method, Setup
+from fedtailor.core.local_training import ScheduledMethod
+from fedtailor.core.method import Exchange, Setup
+from fedtailor.core.training_settings import plain_sgd
 from fedtailor.core.trees import (  # fmt: skip
     Tree,
     add,
@@ -85,7 +87,7 @@ def _fill_unknown(variances: Tensor, known: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SelfFL(Method):
+class SelfFL(ScheduledMethod):
     """Chen et al., "Self-Aware Personalized Federated Learning", NeurIPS 2022.
 
     σ_m² measures how uncertain client m's model is (its variance over rounds), and σ_0² how much clients differ.
@@ -111,6 +113,9 @@ class SelfFL(Method):
     clusters: Annotated[tuple[int, ...], "cluster of each client, 0 to K − 1; none: no clusters"] = ()
     download: ClassVar[str] = "model, 2 scalars"
     upload: ClassVar[str] = "model, 1 scalar"
+    fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd(
+        "Equation 8 gives the number of steps of plain gradient descent"
+    )
     client_state: ClassVar[str] = "personal model, its mean and variance over rounds"
     newcomer_start: ClassVar[str] = "the global model as its personal model; the mean of the known variances"
 
@@ -165,11 +170,11 @@ class SelfFL(Method):
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         adapt = (state["count"] >= 2) & (ctx.round > self.warmup)
         start, steps = self._start(ctx, state, message, adapt), self._steps(ctx, state, message, adapt)
-        max_steps = max(self.max_steps, self.default_steps)
-        params = ctx.sgd(ctx.loss, start, lr=self.lr, steps=steps, max_steps=max_steps)
+        max_steps, lr = max(self.max_steps, self.default_steps), self.scheduled(ctx, self.lr)
+        params = ctx.optimize(ctx.loss, start, lr=lr, steps=steps, max_steps=max_steps)
         new: Tree = {"params": params, "steps": steps}
         if self.augmented:
-            new["minimum"] = ctx.sgd(ctx.loss, params, lr=self.lr, steps=self.minimum_steps)
+            new["minimum"] = ctx.optimize(ctx.loss, params, lr=lr, steps=self.minimum_steps)
         new = state | new | self._update_statistics(ctx, state, new["minimum"] if self.augmented else params)
         upload = {"params": params, "variance": torch.where(new["count"] >= 2, new["variance"], _UNKNOWN)}
         return new, upload | ({"minimum": new["minimum"]} if self.augmented else {})
@@ -227,7 +232,7 @@ class SelfFL(Method):
         if not self.adjust_steps:
             return default
         _, others = self._others(state, message)
-        rate = torch.full_like(ctx.size, self.lr) / (ctx.size if self.likelihood == "sum" else 1)
+        rate = torch.full_like(ctx.size, self.scheduled(ctx, self.lr)) / (ctx.size if self.likelihood == "sum" else 1)
         solvable = rate < state["variance"]
         variance = torch.where(solvable, state["variance"], 2 * rate)
         needed = steps_needed(rate, variance, others).round().clamp(1, self.max_steps)

@@ -65,7 +65,7 @@ IMAGE = 3 * 32 * 32
 POLICY = 2 * WIDTH**2 + 6 * WIDTH  # parameters of FedCP's policy network
 CONDITION = 2 * (WIDTH**2 + 3 * WIDTH)  # parameters of GPFL's conditional network
 Cost = float | list[float]  # values of four bytes per client and round: in all rounds, or in rounds 1, 2, ...
-ONE_MODEL = ["fedavg", "fedavgft", "fedprox", "fedexp", "fedadmm"]
+ONE_MODEL = ["fedavg", "fedavgft", "fedprox", "fedexp", "fedadmm", "fedadam", "fedyogi", "fedadagrad"]
 OWN_MODEL = ["ditto", "pfedme", "fedphp", "fedala", "perfedavg", "fedamp", "pfedla", "pfedhn"]
 SHARED_BODY = ["fedper", "fedrep", "fedbabu", "fedalt", "fedsim", "fedapa", "fedapm"]
 # method -> (down, up), for three clients with two classes each; prototypes of other classes are not sent

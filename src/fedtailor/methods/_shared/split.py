@@ -6,7 +6,8 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from fedtailor.core.client_context import ClientContext
-from fedtailor.core.method import Exchange, LocalTraining, Method, Setup
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.trees import Params, Tree, mean
 
 Split = str | tuple[str, ...]  # the personal part, in the form that `Model.split` accepts
@@ -28,6 +29,7 @@ class SplitMethod(LocalTraining):
     download: ClassVar[str] = "shared part"
     upload: ClassVar[str] = "shared part"
     client_state: ClassVar[str] = "personal part"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global shared part; the initial personal part"
 
     def __post_init__(self) -> None:
@@ -51,12 +53,12 @@ class SplitMethod(LocalTraining):
         return {"params": self.split_params(setup.split)[0]}
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"personal": self.split_params(setup.split)[1]}
+        return {"personal": self.split_params(setup.split)[1], **self.init_optimizer(setup.params)}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        params = ctx.sgd(ctx.loss, message["params"] | state["personal"], **self.optimizer_options)
+        params, new = self.optimize(ctx, ctx.loss, message["params"] | state["personal"], state)
         shared, personal = self.split_params(partial(ctx.model.split, params))
-        return {"personal": personal}, {"params": shared}
+        return {"personal": personal, **new}, {"params": shared}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes if self.weights == "size" else None)
@@ -80,12 +82,11 @@ class PersonalHeadMethod(SplitMethod):
 
 
 def train_alternately(
-    ctx: ClientContext, state: Tree, message: Tree, optimizer_options: dict[str, Any], personal_epochs: int
+    ctx: ClientContext, state: Tree, message: Tree, personal_options: dict[str, Any], shared_options: dict[str, Any]
 ) -> tuple[Tree, Tree]:
     """Train the personal part with the shared part fixed, then the shared part with the personal part fixed."""
     received, personal = message["params"], state["personal"]
-    if personal_epochs:
-        first = optimizer_options | {"epochs": personal_epochs}
-        personal = ctx.sgd(lambda v, batch: ctx.loss(received | v, batch), personal, **first)
-    shared = ctx.sgd(lambda u, batch: ctx.loss(u | personal, batch), received, **optimizer_options)
+    if personal_options["epochs"] != 0:
+        personal = ctx.optimize(lambda v, batch: ctx.loss(received | v, batch), personal, **personal_options)
+    shared = ctx.optimize(lambda u, batch: ctx.loss(u | personal, batch), received, **shared_options)
     return {"personal": personal}, {"params": shared}

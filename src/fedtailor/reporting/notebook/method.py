@@ -10,7 +10,8 @@ from fedtailor.reporting.notebook.markup import block, html_table, text
 def method_html(method: Method) -> str:
     """Return the description of a method and the values of its fields."""
     helps = help_texts(type(method))
-    rows = [[field.name, repr(getattr(method, field.name)), helps[field.name]] for field in fields(method)]
+    names = [field.name for field in fields(method) if field.name not in method.fixed_settings]
+    rows = [[name, repr(getattr(method, name)), helps[name]] for name in names]
     paper = f"<div>{text(method.citation())}.</div>" if method.citation() else ""
     table = html_table(["field", "value", "meaning"], rows, left=3) if rows else ""
     sent = f"A client receives: {method.download}; sends: {method.upload}; keeps: {method.client_state}."

@@ -63,11 +63,11 @@ class Vectorized:
     def _apply_chunk(
         self, function: Callable[..., Tree], round: int, clients: list[int], trees: Sequence[Tree]
     ) -> Tree:
-        batches, sizes = self._batches[clients], self._samples.sizes[clients]
+        sizes = self._samples.sizes[clients]
         loop: StepLoop = sequential_loop
         if self._graph_loop is not None:
             self._graph_loop.clients, loop = len(clients), self._graph_loop
-        vmap_context = VmapContext(int(batches.min()), int(batches.max()), loop)
+        vmap_context = VmapContext(int(sizes.min()), int(sizes.max()), loop)
 
         shared, staged, numbers = stage(self._shared, self._samples, clients)
 

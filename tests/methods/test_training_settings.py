@@ -1,0 +1,125 @@
+"""Which settings of local training each method accepts, and why others do not."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import fedtailor as ft
+from conftest import error_message, same
+from fedtailor.core.local_training import LocalTraining
+from fedtailor.experiments.experiment import make_experiment
+from fedtailor.methods import METHODS
+from support.problem import make_problem
+
+# clients keep one optimizer, which trains once per round
+KEPT = [
+    "fedavg", "fedavgft", "fedprox", "fedexp", "fedadmm", "fedadam", "fedyogi", "fedadagrad", "fedper", "fedbabu",
+    "lgfedavg", "fedbn", "fedsim", "fedas", "fedcac", "fedlag", "local", "fedphp", "fedrod", "fedapa", "fedamp",
+    "fedala", "fedfomo", "pfedla", "fedproto", "fedgh", "fedcp", "gpfl", "perfedavg", "centralized",
+]  # fmt: skip
+# two models or parts train in turn, each with its own optimizer; in round 1, DBE trains twice
+RESET = ["ditto", "fedrep", "fedalt", "fedpac", "dbe"]
+# the equations of the method assume SGD
+FIXED = {
+    "scaffold": "its control variates assume plain SGD",
+    "fedapm": "its local problems are solved with plain SGD",
+    "pfedme": "its step on w_i is a gradient step on the Moreau envelope",
+    "lpproj": "both of its steps are plain gradient steps",
+    "selffl": "Equation 8 gives the number of steps of plain gradient descent",
+    "pfedhn": "its local steps are those of the authors",
+    "fedaf": "its clients train no model",
+    "apple": "p_i has its own learning rate through a scaled gradient",
+    "lag": "its inner method trains",
+}
+ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.02, "momentum": 0.0}
+VALUES: dict[str, Any] = {"momentum": 0.9, "optimizer": "adam", "keep_optimizer_state": True}
+PROBLEM, ROUNDS = make_problem(), ((0, 1, 2, 3, 4), (1, 3, 4), (0, 2, 3))
+
+
+def test_table_lists_all_methods() -> None:
+    assert sorted([*KEPT, *RESET, *FIXED]) == sorted(METHODS)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_method_that_assumes_sgd_rejects_other_optimizers_and_says_why(name: str) -> None:
+    settings: dict[str, Any] = {"optimizer": "adam", "clip_norm": 1.0}
+    for field, value in settings.items():
+        make: Any = lambda field=field, value=value: METHODS[name](**{field: value})  # noqa: E731
+        message = error_message(make)
+        assert FIXED[name] in message and message.endswith(f"; remove {field}.")
+
+
+def test_experiment_says_why_a_setting_is_fixed() -> None:
+    for field in VALUES:
+        assert "SCAFFOLD: its control variates assume plain SGD" in error_message(
+            lambda field=field: make_experiment({"method": {"name": "scaffold", field: VALUES[field]}})  # type: ignore[misc]
+        )
+
+
+@pytest.mark.parametrize("name", RESET)
+def test_method_with_several_optimizers_cannot_keep_their_state(name: str) -> None:
+    METHODS[name](**ADAM)
+    message = error_message(lambda: METHODS[name](momentum=0.9, keep_optimizer_state=True))  # type: ignore[call-arg]
+    assert message.endswith("remove keep_optimizer_state.")
+
+
+def run_of(method: ft.Method, engine: Any) -> ft.Run:
+    settings: dict[str, Any] = {} if method.pools_data else {"schedule": ROUNDS}
+    return ft.simulate(
+        method, PROBLEM.net, PROBLEM.fed, batch_size=3, dtype=torch.float64, engine=engine, evaluate_every=3, **settings
+    )
+
+
+@pytest.mark.parametrize("name", [*KEPT, *RESET])
+def test_method_with_adam_is_equal_on_both_engines_and_keeps_its_state(name: str) -> None:
+    """The state starts with the shapes that training returns, and it counts the steps of a client's rounds."""
+    kept: dict[str, Any] = {"keep_optimizer_state": True} if name in KEPT else {}
+    more: dict[str, Any] = {"steps": 4, "clip_norm": 5.0, "lr_schedule": "cosine", "drop_last": True}
+    method = METHODS[name](**ADAM, **more, **kept)
+    one, mapped = (run_of(method, engine) for engine in ("sequential", "vectorized"))
+    assert same(one.client(3), mapped.client(3), 1e-8)
+    sgd = run_of(METHODS[name](lr=0.02), "sequential")  # type: ignore[call-arg]
+    assert not same(one.personal(3, "trained"), sgd.personal(3, "trained"))
+    if kept and name != "centralized":
+        state = one.client(3).get("inner", one.client(3))["optimizer"]
+        assert float(state["steps"]) == 4 * len(ROUNDS)  # this client takes part in all rounds
+
+
+def test_every_local_training_method_has_settings_of_the_optimizer() -> None:
+    assert {name for name, kind in METHODS.items() if issubclass(kind, LocalTraining)} == {
+        *KEPT, *RESET, "scaffold", "apple",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"nesterov": True}, "nesterov must be false if momentum is 0"),
+        ({"optimizer": "adam", "momentum": 0.9}, "momentum applies to the optimizer sgd"),
+        ({"betas": (0.8, 0.9)}, "betas applies to the optimizer adam or adamw"),
+        ({"optimizer": "adam", "betas": (0.9, 1.0)}, "betas must be two numbers, at least 0 and below 1"),
+        ({"optimizer": "adam", "betas": 0.9}, "betas must be two numbers"),
+        ({"optimizer": "lion"}, "optimizer must be 'sgd' or 'adam' or 'adamw'"),
+        ({"clip_norm": 0.0}, "clip_norm must be above 0"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"lr_schedule": "linear"}, "lr_schedule must be"),
+        ({"warmup_rounds": -1}, "warmup_rounds must be at least 0"),
+    ],
+    ids=str,
+)
+def test_invalid_settings_of_local_training_raise(settings: dict[str, Any], words: str) -> None:
+    assert words in error_message(lambda: ft.methods.FedAvg(**settings))
+
+
+def test_gpfl_with_adamw_and_weight_decay_raises() -> None:
+    assert "weight_decay must be 0" in error_message(lambda: ft.methods.GPFL(optimizer="adamw", weight_decay=0.1))
+
+
+def test_scaffold_control_variates_with_schedule_and_steps_are_mean_gradients() -> None:
+    """With one batch per client, (θ − y) / (K η) is the gradient at θ for K = 1, whatever the learning rate."""
+    problem = make_problem((6, 6), batch_size=6)
+    run = problem.run(ft.methods.Scaffold(steps=1, warmup_rounds=3), ((0, 1),))
+    for client in range(2):
+        grad = problem.gradient(problem.start, problem.all_samples(client))
+        assert same(run.client(client)["control"], grad, 1e-12)
