@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import math
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -178,6 +179,23 @@ def test_ranking_moment_is_that_of_the_model_that_clients_use() -> None:
     common = {"fedavg", "fedprox", "fedexp", "fedadmm", "scaffold", "fedaf", "centralized"}
     assert received == common | {"fedadam", "fedyogi", "fedadagrad", "fedavgft", "fedbabu", "perfedavg", "dbe"}
     assert ft.methods.LAG(ft.methods.FedAvg()).ranking_moment == "trained"
+
+
+def test_method_that_makes_no_model_of_a_clients_own_is_ranked_as_a_common_model() -> None:
+    """Otherwise, a copy of FedAvg without `personal = False` would be compared by its locally trained copies."""
+
+    @dataclass(frozen=True)
+    class Average(ft.LocalTraining):
+        def train(self, ctx: ft.ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+            return state, {"params": ctx.optimize(ctx.loss, message["params"], **self.optimizer_options)}
+
+    @dataclass(frozen=True)
+    class Tuned(Average):
+        def personalize(self, ctx: ft.ClientContext, state: Tree, message: Tree) -> Tree:
+            return ctx.optimize(ctx.loss, message["params"], lr=0.1, epochs=1)
+
+    assert (Average().ranking_moment, Tuned().ranking_moment) == ("received", "trained")
+    assert ft.methods.FedPer.personal and ft.methods.Local.personal
 
 
 @cache

@@ -97,6 +97,7 @@ class Method:
 
     title: ClassVar[str] = ""  # proper name, such as "Self-FL"; empty: the name of the class
     personal: ClassVar[bool] = True  # False: all clients end with the same model, as without hooks that personalize
+    _declares_personal: ClassVar[bool] = False  # whether the class or a base class sets `personal`
     ranked_by: ClassVar[str | None] = None  # moment that ranks the method; None: see `ranking_moment`
     mixed_architectures: ClassVar[bool] = False  # True: clients may have different networks (`ft.client_models`)
     download: ClassVar[str] = "model"  # what a client receives per round, as text for tables
@@ -115,10 +116,10 @@ class Method:
     def __init_subclass__(cls, **options: Any) -> None:
         """Set `personal` to False for a method that does not declare it and makes no model of a client's own."""
         super().__init_subclass__(**options)
-        declared = any("personal" in vars(kind) for kind in cls.__mro__ if kind is not Method)
-        own = any(getattr(cls, hook) is not getattr(Method, hook) for hook in _PERSONAL_HOOKS)
-        if not declared and not own and cls.train is not Method.train:
-            cls.personal = False
+        cls._declares_personal = cls._declares_personal or "personal" in vars(cls)
+        if not cls._declares_personal:
+            own = any(getattr(cls, hook) is not getattr(Method, hook) for hook in _PERSONAL_HOOKS)
+            cls.personal = own or cls.train is Method.train
 
     def __post_init__(self) -> None:
         """Check the fields; those that `LocalTraining` also has satisfy its constraints in any method."""
