@@ -211,12 +211,3 @@ def test_attention_function_and_weights_by_hand_drop_the_same() -> None:
     ]
     for name, value in runs[0].personal(0).items():
         torch.testing.assert_close(runs[1].personal(0)[name], value, rtol=1e-9, atol=1e-9)
-
-
-def test_other_random_functions_raise() -> None:
-    class Noise(Bert):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + torch.randn(2).to(x)
-
-    with pytest.raises(ft.ConfigError, match="random numbers"):
-        ft.simulate(ft.methods.FedAvg(), lambda: Noise("sdpa"), bert_federation(), rounds=1)

@@ -69,6 +69,20 @@ def test_all_engines_give_the_same_model(name: str) -> None:
         assert same(run.personal(1), runs["sequential"].personal(1), 1e-9)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", [*SMALL, "gru"])
+def test_gpu_gives_the_same_model(name: str) -> None:
+    fed = token_federation((24, 20, 22))
+    model = ft.wrap(GRU) if name == "gru" else small(name, fed)
+    runs = [
+        ft.simulate(
+            ft.methods.FedAvg(), model, fed, rounds=2, batch_size=4, dtype="float64", engine=engine, device=device
+        )
+        for engine, device in (("sequential", "cpu"), ("sequential", "cuda"), ("vectorized", "cuda"))
+    ]
+    assert same(runs[1].personal(1), runs[0].personal(1), 1e-9) and same(runs[2].personal(1), runs[0].personal(1), 1e-9)
+
+
 @pytest.mark.parametrize(("name", "lr"), [("lstm", 1.0), ("transformer", 0.3)])
 def test_network_learns_parity_of_first_token(name: str, lr: float) -> None:
     """A network that ignored the order of tokens, or saw padding as a token, could not predict new sequences."""

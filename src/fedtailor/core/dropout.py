@@ -1,4 +1,4 @@
-"""Dropout whose random numbers depend on the key of the batch, so that all engines drop the same values."""
+"""Dropout, and attention with dropout, from the key of the batch, so that all engines drop the same values."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
