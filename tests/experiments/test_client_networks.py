@@ -59,7 +59,7 @@ def test_run_folder_restores_the_networks_of_all_clients(tmp_path: Path) -> None
         (["mlp", "cnnn"], "cnn"),
         ({"name": "by_client", "networks": ["mlp"], "clients": [0, 1]}, "positions from 0 to 0"),
         ({"name": "by_client", "network": ["mlp"]}, "networks"),
-        (["mlp", "nowhere:Net"], "'nowhere:Net' is your own code"),
+        (["mlp", "nowhere:Net"], "'nowhere:Net' is code that importing would execute"),
     ],
 )
 def test_invalid_networks_are_rejected(network: Any, problem: str) -> None:

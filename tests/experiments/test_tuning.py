@@ -77,7 +77,7 @@ def test_indistinguishable_settings_are_those_not_significantly_worse() -> None:
     assert [one.values["method.rho"] for one in found.indistinguishable()] == [2.0]
     text = sweep_verdict([found])
     assert "but its 0.7-point lead over FedX rho=2 is not statistically significant over 3 seeds." in text
-    assert "It scores significantly higher than FedX rho=3; it is not distinguishable from FedX rho=2." in text
+    assert "FedX rho=1 scores significantly higher than FedX rho=3; it is not distinguishable from FedX rho=2." in text
     assert "Seeds that re-split the same data are not fully independent" in text
 
 

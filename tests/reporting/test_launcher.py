@@ -46,7 +46,9 @@ def test_form_schema_has_all_fields_with_types_of_annotations() -> None:
     assert sections == {key: [f"{key}.{f.name}" for f in fields(cls)] for key, cls in tables.items()}
     for key, classes in (("methods", METHODS), ("networks", NETWORKS)):
         names = {name: [field["name"] for field in one["fields"]] for name, one in found[key].items()}
-        assert names == {name: [f.name for f in fields(cls)] for name, cls in classes.items()}
+        hidden = {name: set(getattr(cls, "fixed_settings", {})) for name, cls in classes.items()}
+        shown = {n: [f.name for f in fields(cls) if f.name not in hidden[n]] for n, cls in classes.items()}
+        assert names == shown
     inputs = {field["name"]: field for section in found["sections"] for field in section["fields"]}
     assert inputs["rounds"]["type"] == "integer" and inputs["validation"]["type"] == "number"
     assert inputs["dtype"]["choices"] == ["float32", "float64"] and inputs["channel.trusted"]["type"] == "choice"

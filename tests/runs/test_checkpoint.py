@@ -162,7 +162,9 @@ def test_resume_custom_parts_must_be_passed_again_unchanged(tmp_path: Path) -> N
     net, fed = TinyNet().double(), tiny_federation()
     wide = ft.wrap(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)), head="1")
     cases: dict[str, Settings] = {
-        "network 'conftest:TinyNet' is your own code; to import it, run: fedtailor resume": {"fed": fed},
+        "network 'conftest:TinyNet' is code that importing would execute; if you trust it, run: fedtailor resume": {
+            "fed": fed
+        },
         "data 'own data' is not built in": {"model": net},
         "data differs from the one this run was started with": {"model": net, "fed": tiny_federation(seed=1)},
         "model differs from the one this run was started with": {"model": wide, "fed": fed},
