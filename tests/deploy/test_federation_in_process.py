@@ -26,7 +26,7 @@ from fedtailor.deploy.selftest import read_personal_model
 from fedtailor.deploy.server import flower_clients
 from fedtailor.deploy.server.flower_clients import FlowerClients
 from fedtailor.deploy.server.operator_folder import enrolled_clients, mark_as_left, read_status
-from fedtailor.experiments.deployment import Deployment, make_deployment, read_deployment
+from fedtailor.experiments.deployment import Deployment, make_deployment, read_deployment, with_client_network
 from fedtailor.runs.reader import load_run
 from fedtailor.runs.run import MOMENTS, Run
 from fedtailor.runs.serialization import pack, unpack
@@ -41,10 +41,12 @@ def clients(count: int = 3) -> ft.Federation:
     return replace(fed, names=("ann", "bob", "cleo", "dan")[:count])
 
 
-def simulated(deployment: Deployment, fed: ft.Federation, schedule: Sequence[Sequence[int]] | None = None) -> Run:
+def simulated(
+    deployment: Deployment, fed: ft.Federation, schedule: Sequence[Sequence[int]] | None = None, model: Any = None
+) -> Run:
     rounds = None if schedule else deployment.rounds
     return ft.simulate(
-        deployment.method, deployment.model(), fed, rounds=rounds, batch_size=deployment.batch_size,
+        deployment.method, model or deployment.model(), fed, rounds=rounds, batch_size=deployment.batch_size,
         dtype=torch.float64, engine="sequential", seed=deployment.seed, schedule=schedule,
         validation=deployment.validation, channel=deployment.channel, evaluate_every=deployment.evaluate_every,
         augmentation=deployment.augmentation,
@@ -143,6 +145,32 @@ def test_run_on_tokens_gives_same_models_as_simulation(
     check_same_models(federation, simulated(read_deployment(federation.folder), fed))
     folder = next(iter(federation.client_folders.values()))
     assert ft.load_personal(folder)(fed.x[:2]).shape == (2, 3)
+
+
+def test_client_with_its_own_network_and_mapped_data_gives_same_models_as_simulation(
+    create: Callable[..., InProcessFederation],
+) -> None:
+    """The second client has another network, and its data are in a file that is mapped instead of read."""
+    fed, small = clients(), {"name": "mlp", "hidden": [5]}
+    federation = create(fed, method="fedproto", network={"name": "mlp", "hidden": [6, 5]}, rounds=3)
+    folder = list(federation.client_folders.values())[1]
+    fed.select([1]).save(folder / "data.safetensors")
+    ClientFolder.create(folder, folder / "data.safetensors", device="cpu", network=small)
+    federation.run()
+    deployment = read_deployment(federation.folder)
+    own = with_client_network(deployment, small).model()
+    models = ft.client_models(lambda client: own if client == 1 else deployment.model(), fed)
+    check_same_models(federation, simulated(deployment, fed, model=models))
+    assert "network.fc2.weight" not in ft.load_personal(folder).state_dict()
+    narrow = {"name": "mlp", "hidden": [4]}
+    with pytest.raises(ft.ConfigError, match=r"FedProto exchanges 'prototypes/rows.values'"):
+        ClientFolder.create(folder, folder / "data.safetensors", network=narrow)
+
+
+def test_client_cannot_choose_a_network_if_the_method_exchanges_it(create: Callable[..., InProcessFederation]) -> None:
+    folder = next(iter(create(method="fedavg").client_folders.values()))
+    with pytest.raises(ft.ConfigError, match="FedAvg needs the same network for all clients"):
+        ClientFolder.create(folder, folder / "data.npz", network="logistic")
 
 
 def test_client_with_tokens_outside_of_the_vocabulary_cannot_join(create: Callable[..., InProcessFederation]) -> None:

@@ -220,4 +220,6 @@ def test_networks_and_settings_that_do_not_fit_together_are_rejected() -> None:
     assert "initial_weights" in text
     fewer = mixed(tiny_federation((4, 5, 6)))
     assert "4 clients, but networks are given for 3" in error_message(lambda: ft.simulate(method, fewer, fed))
-    assert "one network for all clients" in error_message(lambda: make_deployment({"network": ["mlp", "logistic"]}))
+    assert "The settings of a deployment have one network" in error_message(
+        lambda: make_deployment({"network": ["mlp", "logistic"]})
+    )

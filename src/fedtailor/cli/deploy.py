@@ -137,18 +137,28 @@ def status(folder: Folder) -> None:
 def client(
     name: Annotated[str, typer.Option(help="the client's enrolled name")],
     bundle: Annotated[Path, typer.Option(help="the file that the operator sent")],
-    data: Annotated[Path, typer.Option(help="this client's .npz: x_train, y_train, x_test, y_test; or x, y")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="this client's .npz: x_train, y_train, x_test, y_test; or x, y; or a file of Federation.save"
+        ),
+    ],
     folder: Annotated[
         Path | None, typer.Option(help="folder for state and models (default: the client's name)")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, or cuda")] = "auto",
+    network: Annotated[
+        str | None,
+        typer.Option(help="this client's own network if the method allows it: a name, or JSON with name and fields"),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="join without confirmation")] = False,
 ) -> None:
     """Join a federation and stay in the foreground until stopped. After a restart, the client continues."""
     path = Path(check_name(name)) if folder is None else folder
     with supernode.lock_client_folder(path):  # a running client reads its folder for every message
         open_bundle(bundle, path / "bundle", name)
-        client_folder = ClientFolder.create(path, data, device)
+        own = None if network is None else parse_overrides([f"--network={network}"]).settings["network"]
+        client_folder = ClientFolder.create(path, data, device, own)
         sizes = ", ".join(f"{size} {part}" for part, size in client_folder.sizes.items())
         print_line(f"{name} has {sizes} samples. They stay on this machine.")
         _show_payload(client_folder.deployment)

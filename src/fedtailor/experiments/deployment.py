@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +24,7 @@ from fedtailor.networks.linear import MLP
 from fedtailor.networks.sequence import TokenNetwork
 from fedtailor.runs.files import checksum, write_atomic
 from fedtailor.runs.toml import to_toml
+from fedtailor.training.architectures import check_supports_architectures
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.simulate import describe_config, describe_method
 
@@ -50,6 +51,8 @@ _Classes = Annotated[
     int, Constraint(f"between 2 and {_MAX_CLASSES}, or 0", lambda value: value == 0 or 2 <= value <= _MAX_CLASSES)
 ]
 _Address = Annotated[str, Constraint("host:port, such as fl.example.org:9092", _is_address)]
+
+_BUILT_IN = CodeConsent(how="a deployment takes only built-in methods and networks")
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,19 @@ class Deployment(TrainingConfig):
         return common | deployed | parts | {"inputs": inputs}
 
 
+def with_client_network(deployment: Deployment, given: Any) -> Deployment:
+    """Return the deployment as a client sees it that has another network than the others, by its name and fields.
+
+    >>> with_client_network(make_deployment({"method": "fedproto"}), "logistic").network
+    Logistic()
+    """
+    if given is None:
+        return deployment
+    check_supports_architectures(deployment.method)
+    own = build_named("network", given, NETWORKS, None, _BUILT_IN)
+    return replace(deployment, network=own)
+
+
 def make_deployment(settings: Mapping[str, Any]) -> Deployment:
     """Return a deployment from nested settings, as in a TOML file.
 
@@ -147,12 +163,12 @@ def make_deployment(settings: Mapping[str, Any]) -> Deployment:
     """
     check_settings(settings, "The deployment")
     rest = dict(settings)
-    built_in = CodeConsent(how="a deployment takes only built-in methods and networks")
-    parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg", built_in)}
+    parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg", _BUILT_IN)}
     given = rest.pop("network", {})
     if isinstance(given, list) or (isinstance(given, Mapping) and given.get("name") == BY_CLIENT):
-        raise ConfigError("A deployment has one network for all clients; name one, such as network = 'mlp'.")
-    parts["network"] = build_named("network", given, NETWORKS, "mlp", built_in)
+        fix = "name one, and let clients choose their own with fedtailor deploy client --network"
+        raise ConfigError(f"The settings of a deployment have one network; {fix}.")
+    parts["network"] = build_named("network", given, NETWORKS, "mlp", _BUILT_IN)
     deployment: Deployment = build_dataclass(Deployment, rest | parts, "the deployment")
     return deployment
 

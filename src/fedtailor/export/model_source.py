@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedtailor.core.client_models import BY_CLIENT
 from fedtailor.core.trees import Params
-from fedtailor.core.untrusted_input import check_settings, parse_json
+from fedtailor.core.untrusted_input import check_settings, parse_json, read_text
 from fedtailor.data.datasets import Data, known_data
 from fedtailor.data.input_spec import SINGLE_INPUT, InputSpec
 from fedtailor.errors import RunError
@@ -166,9 +166,11 @@ def _only_run(client_folder: Path) -> Path:
 def _from_client_folder(
     client_folder: Path, run: Path, moment: str, inputs: InputSpec | None
 ) -> tuple[ModelInfo, Params]:
-    from fedtailor.experiments.deployment import read_deployment  # does not need Flower
+    from fedtailor.experiments.deployment import read_deployment, with_client_network  # do not need Flower
 
-    deployment = read_deployment(client_folder / "bundle")
+    settings = client_folder / "client.json"
+    own = dict(parse_json(read_text(settings, "The client's settings", 2**16))) if settings.is_file() else {}
+    deployment = with_client_network(read_deployment(client_folder / "bundle"), own.get("network"))
     spec, described = deployment.inputs, deployment.describe()
     dtype = "int64" if deployment.takes_tokens else "float32"
     inputs = inputs or InputSpec(

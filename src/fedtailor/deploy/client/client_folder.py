@@ -1,7 +1,7 @@
 """A client's folder on its machine: its identity, its settings, and the state that it saves.
 
 bundle/                 what the operator sent: the client's key, the server's address, the training settings
-client.json             the path of the data and the device
+client.json             the path of the data, the device, and the client's own network if it has one
 secret                  the seed of the client's noise, if it adds any
 runs/RUN/states/000007.safetensors ...   the client state and the trained model after round 7; the last few rounds
 runs/RUN/models/        personal models as state_dicts: trained.safetensors, and at the end also received.safetensors
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtailor.core.method import Method
+from fedtailor.core.method import Method, Setup
 from fedtailor.core.model import Model
 from fedtailor.core.trees import Params
 from fedtailor.core.untrusted_input import parse_json, read_text
@@ -28,9 +28,10 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.partition import hold_out
 from fedtailor.deploy.keys import read_bundle
 from fedtailor.errors import DeployError
-from fedtailor.experiments.deployment import Deployment, deployment_digest, read_deployment
+from fedtailor.experiments.deployment import Deployment, deployment_digest, read_deployment, with_client_network
 from fedtailor.networks import fit_network
 from fedtailor.runs.files import write_atomic, write_private
+from fedtailor.training.architectures import check_same_exchange
 from fedtailor.training.client_update import initial_model, make_shared_context
 from fedtailor.training.preflight import check_model_fits
 from fedtailor.version import VERSION
@@ -53,8 +54,9 @@ class ClientFolder:
 
     folder: Path
     name: str
-    deployment: Deployment
+    deployment: Deployment  # as in the bundle
     data: Path
+    network: Any = None  # name or settings of the client's own network; None: that of the deployment
 
     @classmethod
     def open(cls, folder: Path) -> "ClientFolder":
@@ -62,16 +64,17 @@ class ClientFolder:
         bundle = read_bundle(folder / "bundle")
         try:
             settings = dict(parse_json(read_text(folder / _SETTINGS, "The client's settings", 2**16)))
-            data, device = Path(str(settings["data"])), str(settings["device"])
+            data, device, network = Path(str(settings["data"])), str(settings["device"]), settings.get("network")
         except (ValueError, KeyError, TypeError) as error:
             raise DeployError(f"'{folder / _SETTINGS}' does not contain the path of the client's data.") from error
-        return cls(folder, bundle.name, replace(read_deployment(bundle.folder), device=device), data)
+        return cls(folder, bundle.name, replace(read_deployment(bundle.folder), device=device), data, network)
 
     @classmethod
-    def create(cls, folder: Path, data: Path, device: str = "auto") -> "ClientFolder":
-        """Write the settings of a client whose bundle is already unpacked, and check its data."""
+    def create(cls, folder: Path, data: Path, device: str = "auto", network: Any = None) -> "ClientFolder":
+        """Write the settings of a client whose bundle is already unpacked, and check its data and its network."""
         folder.chmod(0o700)  # models and states are private
         settings = {"data": str(data.resolve()), "device": device}
+        settings |= {} if network is None else {"network": network}
         write_atomic(folder / _SETTINGS, (json.dumps(settings, indent=1) + "\n").encode())
         created = cls.open(folder)
         created.check_data()
@@ -84,16 +87,7 @@ class ClientFolder:
     @cached_property
     def fed(self) -> Federation:
         """A federation with this client's data only."""
-        inputs = self.deployment.inputs
-        arrays = read_client(self.data, self.name, test=inputs.test, seed=self.deployment.seed)
-        fed = Federation.from_arrays(
-            [arrays],
-            names=[self.name],
-            classes=inputs.classes or None,
-            regression=inputs.classes == 0,
-            mean=inputs.mean,
-            std=inputs.std,
-        )
+        inputs, fed = self.deployment.inputs, self._read_data()
         if fed.shape != tuple(inputs.shape):
             raise DeployError(
                 f"The samples in '{self.data}' have shape {fed.shape}, but this federation requires {inputs.shape}."
@@ -104,10 +98,27 @@ class ClientFolder:
             )
         return fed
 
+    def _read_data(self) -> Federation:
+        """Read a .npz file, or map a file of `Federation.save` with one client, for data larger than memory."""
+        inputs, classes = self.deployment.inputs, self.deployment.inputs.classes or None
+        if self.data.suffix == ".npz" or not self.data.is_file():
+            arrays = read_client(self.data, self.name, test=inputs.test, seed=self.deployment.seed)
+            extra: dict[str, Any] = {"classes": classes, "regression": classes is None}
+            return Federation.from_arrays([arrays], names=[self.name], mean=inputs.mean, std=inputs.std, **extra)
+        fed = Federation.from_file(self.data)
+        if fed.num_clients != 1:
+            raise DeployError(f"'{self.data}' contains {fed.num_clients} clients; save one with fed.select([0]).save.")
+        return replace(fed, names=(self.name,), classes=classes, class_names=None, mean=inputs.mean, std=inputs.std)
+
+    @cached_property
+    def own_deployment(self) -> Deployment:
+        """The deployment with this client's own network, if it has one."""
+        return with_client_network(self.deployment, self.network)
+
     @cached_property
     def initial_model(self) -> tuple[Model, Params]:
         """The model on its device, and its initial parameters."""
-        return initial_model(self.deployment.model(), self.deployment)
+        return initial_model(self.own_deployment.model(), self.deployment)
 
     @property
     def data_version(self) -> tuple[int, ...]:
@@ -119,8 +130,11 @@ class ClientFolder:
 
     def check_data(self) -> None:
         """Raise an error if the network does not accept the data."""
-        fit_network(self.deployment.network, self.fed)  # raises an error for tokens outside of the vocabulary
+        fit_network(self.own_deployment.network, self.fed)  # raises an error for tokens outside of the vocabulary
         model, params = self.initial_model
+        networks = [initial_model(self.deployment.model(), self.deployment), (model, params)]
+        sizes = torch.tensor([len(self.fed.train[0])])
+        check_same_exchange(self.method, [Setup(*one, 1, sizes, 1, self.deployment.seed) for one in networks])
         shared = make_shared_context(self.deployment, model, self.fed, torch.tensor([len(self.fed.train[0])]), 1, 1.0)
         check_model_fits(model.eval_mode, params, shared, self.fed)
 
