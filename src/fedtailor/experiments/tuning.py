@@ -51,7 +51,8 @@ def make_outcome(run: Run, values: Values) -> Outcome:
     test = {moment: (run.summarize(moment) or {}).get("weighted") for moment in MOMENTS}
     validation = {m: weighted_mean(run.scores(m, score="validation"), sizes) for m in MOMENTS}
     data = run.experiment["data"].get("name", "own data")
-    description = (data, count_of(run.num_clients, "client"), count_of(len(run.records), "round"))
+    held_out = f" and {len(run.held_out_clients)} held out" if run.held_out_clients else ""
+    description = (data, f"{count_of(run.num_clients, 'client')}{held_out}", count_of(len(run.records), "round"))
     return Outcome(
         values,
         run.method_title,
