@@ -6,7 +6,7 @@ what `send` and `train` return.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor
@@ -114,8 +114,11 @@ class Method:
             return super().__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Set `personal` to False for a method that does not declare it and makes no model of a client's own."""
+        """Give the class the short `repr`, and set `personal` to False for a method that does not declare it and makes
+        no model of a client's own."""
         super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):
+            cls.__repr__ = Method.__repr__  # type: ignore[method-assign]  # dataclass would write all fields
         cls._declares_personal = cls._declares_personal or "personal" in vars(cls)
         if not cls._declares_personal:
             own = any(getattr(cls, hook) is not getattr(Method, hook) for hook in _PERSONAL_HOOKS)
@@ -137,6 +140,17 @@ class Method:
         from fedtailor.reporting.notebook.method import method_html
 
         return method_html(self)
+
+    def __repr__(self) -> str:
+        """Return the method with the fields that differ from their defaults.
+
+        >>> from fedtailor.methods import FedProx
+        >>> FedProx(lr=0.5)
+        FedProx(lr=0.5)
+        """
+        defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(self)}
+        changed = {name: value for name, value in vars(self).items() if name in defaults and value != defaults[name]}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     def require(self, condition: bool, name: str, requirement: str) -> None:
         """Raise `ConfigError` ("lr must be above 0, got -1.") for the field `name` unless the condition is true."""
