@@ -127,16 +127,16 @@ import numpy as np, torch
 import fedtailor as ft
 
 def clients():
-    for client in range(30):
+    for client in range(60):
         x = np.random.default_rng(client).integers(0, 256, (64, 100_000), dtype=np.uint8)
         yield client, x, np.arange(64) % 2, x[:2], np.arange(2)
 
 ft.simulate(ft.methods.FedAvg(), ft.network("mlp", fed := ft.load("digits", clients=2)), fed, rounds=1)  # warm up
 used = next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
-resource.setrlimit(resource.RLIMIT_DATA, (used * 1024 + 130 * 2**20,) * 2)
+resource.setrlimit(resource.RLIMIT_DATA, (used * 1024 + 300 * 2**20,) * 2)
 fed = ft.Federation.write(sys.argv[1], clients())
 net = ft.wrap(torch.nn.Sequential(torch.nn.Linear(100_000, 2)), head="0")
-ft.simulate(ft.methods.FedAvg(epochs=1), net, fed, schedule=[[0, 29]], batch_size=16, folder=sys.argv[2])
+ft.simulate(ft.methods.FedAvg(epochs=1), net, fed, schedule=[[0, 59]], batch_size=16, folder=sys.argv[2])
 try:
     fed.x.clone()
 except RuntimeError:
@@ -146,7 +146,7 @@ except RuntimeError:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory with RLIMIT_DATA")
 def test_data_larger_than_memory_is_written_and_trained(tmp_path: Path) -> None:
-    """200 MB of samples are written, checked, and trained on with 130 MB of memory, which does not hold a copy."""
+    """400 MB of samples are written, checked, and trained on with 300 MB of memory, which does not hold a copy."""
     command = [sys.executable, "-c", LARGE, str(tmp_path / "fed"), str(tmp_path / "run")]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={"OMP_NUM_THREADS": "1", **os.environ}
