@@ -22,7 +22,7 @@ from fedtailor.experiments.own_code import parse_consent
 from fedtailor.experiments.resume import load_or_continue
 from fedtailor.progress import ProgressDisplay
 from fedtailor.runs.reader import planned_rounds
-from fedtailor.runs.run import Run, method_label
+from fedtailor.runs.run import Run, folder_label
 from fedtailor.runs.writer import unused_folder
 from fedtailor.training.simulate import describe_method
 
@@ -68,8 +68,7 @@ def resume(
 
 
 def _folder_name(experiment: Experiment) -> str:
-    name = f"{method_label(describe_method(experiment.method))}-seed{experiment.seed}"
-    return name.replace("(", "-").replace(")", "")
+    return f"{folder_label(describe_method(experiment.method))}-seed{experiment.seed}"
 
 
 def _progress_label(experiment: Experiment) -> str:

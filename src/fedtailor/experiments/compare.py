@@ -24,7 +24,7 @@ from fedtailor.networks import network
 from fedtailor.progress import OnRoundEnd, ProgressDisplay
 from fedtailor.runs.files import safe_file_name
 from fedtailor.runs.reader import check_same_experiment, is_finished, is_run_folder, load_run
-from fedtailor.runs.run import Run, method_label
+from fedtailor.runs.run import Run, folder_label, method_label
 from fedtailor.runs.toml import flatten_settings
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.interactive import is_interactive
@@ -201,7 +201,7 @@ def _names(methods: Sequence[Method]) -> dict[str, Method]:
         before = first.setdefault(key, values)
         changed = {name: value for name, value in values.items() if before.get(name) != value}
         parts = [name if value is True else f"{name}{format_value(value)}" for name, value in changed.items()]
-        text = "-".join([key.replace("(", "-").replace(")", ""), *parts])
+        text = "-".join([folder_label(settings), *parts])
         found[safe_file_name(text)] = method
     return found
 
@@ -256,6 +256,4 @@ def _run_all(jobs: Sequence[_Job], folder: Path | None, progress: bool, failures
                 first_error = first_error or error
     if not runs:
         raise RunError(f"No run succeeded: {next(iter(failures.values()))}") from first_error
-    for name, why in failures.items():
-        log.info("%s failed: %s", name, why)
     return runs

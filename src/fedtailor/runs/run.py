@@ -37,6 +37,15 @@ def method_label(method: Mapping[str, Any]) -> str:
     return f"{name}({method_label(inner)})" if isinstance(inner, Mapping) else name
 
 
+def folder_label(method: Mapping[str, Any]) -> str:
+    """Return a method's registry key as a part of a folder's name.
+
+    >>> folder_label({"name": "lag", "inner": {"name": "scaffold"}})
+    'lag-scaffold'
+    """
+    return method_label(method).replace("(", "-").replace(")", "")
+
+
 def all_clients(info: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what run.json says about every client, in the order of their numbers: held-out clients come last.
 
