@@ -38,7 +38,7 @@ def test_read_publisher_folder_of_cifar10_returns_images(kind: str, tmp_path: Pa
     table = read(tmp_path, kind, {})
     np.testing.assert_array_equal(table.x, COLOR)
     assert table.y.tolist() == COLOR_Y.tolist()
-    assert table.is_test is not None and table.is_test.tolist() == [False] * (len(COLOR) - 1) + [True]
+    assert table.is_test is not None and np.flatnonzero(table.is_test).tolist() == [10, 11]
 
 
 @pytest.mark.parametrize(
