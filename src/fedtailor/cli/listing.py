@@ -20,7 +20,7 @@ from fedtailor.experiments.own_parts import build_data
 from fedtailor.experiments.parsing import field_help
 from fedtailor.methods import METHODS
 from fedtailor.methods.catalog import catalog
-from fedtailor.networks import NETWORKS
+from fedtailor.networks import NETWORKS, describe_network
 
 ANY_FLAG = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
 _Fields = Mapping[str, tuple[str, str]]  # field -> (default, description)
@@ -45,7 +45,7 @@ def list_(
     elif what == "methods":
         out.print(_methods_table())
     elif what == "networks":
-        out.print(_table("network", {n: (kind.__doc__ or "", field_help(kind)) for n, kind in NETWORKS.items()}))
+        out.print(_table("network", {n: (describe_network(kind), field_help(kind)) for n, kind in NETWORKS.items()}))
     elif what == "data":
         about = {name: dataset.description for name, dataset in DATASETS.items()}
         about |= {n: f"{text} (--data.{'file' if n == 'file' else 'folder'})" for n, text in OWN_DATA.items()}
