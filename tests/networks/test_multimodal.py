@@ -11,6 +11,7 @@ import fedtailor as ft
 from conftest import same
 from fedtailor.core.trees import Params
 from fedtailor.experiments.deployment import make_deployment
+from fedtailor.experiments.experiment import make_experiment
 from fedtailor.export.writers import export_model
 from support.model_checks import CLOSE, is_one_sentence, perturb
 
@@ -249,8 +250,12 @@ def test_run_is_resumed_and_exported(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(again(x), personal(x))
 
 
-def test_network_is_chosen_by_the_parts_of_the_data() -> None:
+def test_network_is_chosen_by_the_parts_of_the_data(tmp_path: Path) -> None:
+    """An experiment that names no network gets the one for these parts, and the error for another one names it."""
     fed = federation("audio_video")
+    fed.save(tmp_path / "fed.safetensors")
+    chosen = make_experiment({"data": {"name": "file", "file": str(tmp_path / "fed.safetensors")}}).model(fed)
+    assert isinstance(chosen, ft.Model) and chosen.description["name"] == "audio_video"
     with pytest.raises(ft.ConfigError, match=r"audio, audio_length, video, video_length, use audio_video or ft\.wrap"):
         ft.network("mlp", fed)
 

@@ -1,16 +1,17 @@
 """Small convolutional networks."""
 
 from dataclasses import dataclass
-from itertools import count
 from typing import Annotated, ClassVar
 
 from torch import nn
 
-from fedtailor.core.fields import PositiveInt, check_fields
+from fedtailor.core.fields import check_fields
 from fedtailor.errors import ConfigError
 from fedtailor.networks.layers import (
     LayerCount,
     Shape,
+    Width,
+    check_pooled_channels,
     check_sizes,
     dense_layers,
     make_norm,
@@ -46,7 +47,7 @@ class CNN:
 
     norm: Annotated[str, "normalization after each convolution: none (as in the paper), group, or batch"] = "none"
     channels: Annotated[tuple[int, ...], "channels of the convolutions"] = (16, 32)
-    kernel: Annotated[PositiveInt, "side of the convolutions' kernels"] = 3
+    kernel: Annotated[Width, "side of the convolutions' kernels"] = 3
     padded: Annotated[bool, "whether a convolution keeps the size of its input"] = True
     repeats: Annotated[LayerCount, "convolutions with the same number of channels before each pooling"] = 1
     hidden: Annotated[tuple[int, ...], "widths of the linear layers before the head"] = (128,)
@@ -55,7 +56,7 @@ class CNN:
 
     def __post_init__(self) -> None:
         check_fields(self, "network.")
-        check_sizes("channels", self.channels)
+        check_pooled_channels(self.channels, self.repeats)
         check_sizes("hidden", self.hidden)
         if self.padded and self.kernel % 2 == 0:
             raise ConfigError(f"network.kernel must be odd if padded is true, got {self.kernel}.")
@@ -66,8 +67,7 @@ class CNN:
         return {"output": (*(f"fc{number}" for number, _ in enumerate(self.hidden, start=1)), "head")}
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
-        smallest = next(side for side in count(1) if self._side_after(side) >= 1)
-        before, height, width = require_image(shape, "cnn", smallest)
+        before, height, width = require_image(shape, "cnn", self._smallest_side)
         layers: dict[str, nn.Module] = {}
         for group, after in enumerate(self.channels):
             for number in range(group * self.repeats + 1, (group + 1) * self.repeats + 1):
@@ -79,8 +79,20 @@ class CNN:
         flat = before * self._side_after(height) * self._side_after(width)
         return sequential(**layers, flatten=nn.Flatten(), **dense_layers(flat, tuple(self.hidden), outputs))
 
-    def _side_after(self, side: int) -> int:
-        """Return the side of an image after all convolutions and poolings; at most 0 if it is too small."""
+    @property
+    def _border(self) -> int:
+        """What the convolutions before a pooling take from the side of an image."""
+        return 0 if self.padded else self.repeats * (self.kernel - 1)
+
+    @property
+    def _smallest_side(self) -> int:
+        side = 1
         for _ in self.channels:
-            side = (side - (0 if self.padded else self.repeats * (self.kernel - 1))) // 2
+            side = 2 * side + self._border
+        return side
+
+    def _side_after(self, side: int) -> int:
+        """Return the side of an image after all convolutions and poolings."""
+        for _ in self.channels:
+            side = (side - self._border) // 2
         return side

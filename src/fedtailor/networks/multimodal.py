@@ -11,10 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedtailor.core.fields import FractionBelow1, PositiveInt, check_fields
+from fedtailor.core.fields import FractionBelow1, check_fields
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DataError
-from fedtailor.networks.layers import Shape, Width, check_sizes, sequential
+from fedtailor.networks.layers import Shape, Width, check_pooled_channels, sequential
 
 _SCORE_WIDTH, _CLASSIFIER_WIDTH = 512, 64  # of the hidden layers of the fusion and of the classifier
 _MASKED = -1e5  # score of padding
@@ -28,7 +28,7 @@ class MultimodalNetwork:
     """The settings that networks for inputs with several parts share."""
 
     hidden: Annotated[Width, "d, width of the vectors that are fused"] = 128
-    heads: Annotated[PositiveInt, "h, weighted sums over time in the fusion"] = 6
+    heads: Annotated[Width, "h, weighted sums over time in the fusion"] = 6
     dropout: Annotated[FractionBelow1, "after each hidden layer"] = 0.1
     modalities: ClassVar[Mapping[str, int]]  # name of a part -> axes of one sample: 1 (a vector) or 2 (a sequence)
 
@@ -83,7 +83,7 @@ class ImageText(MultimodalNetwork):
     """A vector of image features and a GRU over text features, fused by attention."""
 
     hidden: Annotated[Width, "d, width of the vectors that are fused (128 in the authors' code)"] = 64
-    heads: Annotated[PositiveInt, "h, weighted sums over time in the fusion (6 in the authors' code)"] = 4
+    heads: Annotated[Width, "h, weighted sums over time in the fusion (6 in the authors' code)"] = 4
     image_layers: Annotated[Literal[1, 2], "linear layers of the image (2 in the authors' code)"] = 1
     modalities: ClassVar[Mapping[str, int]] = {"image": 1, "text": 2}
     parts: ClassVar[dict[str, tuple[str, ...]]] = dict.fromkeys(("input", "split_input"), ("image", "text"))
@@ -107,7 +107,7 @@ class _ConvolutionalNetwork(MultimodalNetwork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_sizes("channels", self.channels)
+        check_pooled_channels(self.channels)
 
     def encoder(self, name: str, shape: Mapping[str, Shape]) -> nn.Module:
         """Return convolutions and a GRU for a sequence."""
