@@ -22,7 +22,7 @@ from fedtailor.experiments.own_parts import build_data
 from fedtailor.experiments.parsing import field_help
 from fedtailor.methods import METHODS
 from fedtailor.methods.catalog import catalog
-from fedtailor.networks import NETWORKS
+from fedtailor.networks import NETWORKS, describe_network
 
 ANY_FLAG = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
 _KNOWN: dict[str, Mapping[str, type[Any]]] = {"methods": METHODS, "data": DATASETS, "networks": NETWORKS}
@@ -48,7 +48,7 @@ def list_(
     elif what == "methods":
         out.print(_methods_table())
     elif what == "networks":
-        out.print(_table("network", {n: (kind.__doc__ or "", field_help(kind)) for n, kind in NETWORKS.items()}))
+        out.print(_table("network", {n: (describe_network(kind), field_help(kind)) for n, kind in NETWORKS.items()}))
     else:
         out.print(_data_table())
 

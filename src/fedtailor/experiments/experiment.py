@@ -26,7 +26,7 @@ from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent
 from fedtailor.experiments.own_parts import OwnData, OwnNetwork, build_data, make_model
 from fedtailor.experiments.parsing import NestedSettings, build_dataclass, build_named
 from fedtailor.methods import METHODS, FedAvg
-from fedtailor.networks import network
+from fedtailor.networks import multimodal_networks, network
 from fedtailor.networks.layers import Network
 from fedtailor.runs.records import Record
 from fedtailor.runs.run import Run
@@ -94,4 +94,6 @@ def make_experiment(settings: NestedSettings, consent: CodeConsent = NO_CONSENT)
 
 
 def _default_network(fed: Federation) -> str:
-    return "lenet5" if fed.shape is not None and len(fed.shape) == 3 and min(fed.shape[1:]) >= 28 else "mlp"
+    if fed.shape is None:
+        return next(iter(multimodal_networks(fed)), "mlp")
+    return "lenet5" if len(fed.shape) == 3 and min(fed.shape[1:]) >= 28 else "mlp"
