@@ -20,19 +20,23 @@ class Ditto(LocalTraining):
 
     lam: Annotated[NonNegative, "λ, weight of the proximal term of the personal model"] = 1.0
     client_state: ClassVar[str] = "personal model"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model as its personal model"
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"own": setup.params}
+        kept = self.init_optimizer(setup.params) | self.init_optimizer(setup.params, "own_optimizer")
+        return {"own": setup.params, **kept}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        params = ctx.optimize(ctx.loss, message["params"], **self.optimizer_options)
-        own = ctx.optimize(
+        params, kept = self.optimize(ctx, ctx.loss, message["params"], state)
+        own, own_kept = self.optimize(
+            ctx,
             lambda v, batch: ctx.loss(v, batch) + self.lam / 2 * squared_distance(v, message["params"]),
             state["own"],
-            **self.optimizer_options,
+            state,
+            key="own_optimizer",
         )
-        return {"own": own}, {"params": params}
+        return {"own": own, **kept, **own_kept}, {"params": params}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, exchange.sizes)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.local_training import LocalTraining
@@ -81,12 +81,32 @@ class PersonalHeadMethod(SplitMethod):
         return "head"
 
 
-def train_alternately(
-    ctx: ClientContext, state: Tree, message: Tree, personal_options: dict[str, Any], shared_options: dict[str, Any]
-) -> tuple[Tree, Tree]:
-    """Train the personal part with the shared part fixed, then the shared part with the personal part fixed."""
-    received, personal = message["params"], state["personal"]
-    if personal_options["epochs"] != 0:
-        personal = ctx.optimize(lambda v, batch: ctx.loss(received | v, batch), personal, **personal_options)
-    shared = ctx.optimize(lambda u, batch: ctx.loss(u | personal, batch), received, **shared_options)
-    return {"personal": personal}, {"params": shared}
+@dataclass(frozen=True)
+class AlternatingMethod(SplitMethod):
+    """Base of methods whose clients train the two parts in turn, each with its own optimizer."""
+
+    @property
+    def personal_epochs(self) -> int | None:
+        """Epochs of the personal part; None: those of the shared part, or as many steps."""
+        return None
+
+    def init_client(self, setup: Setup) -> Tree:
+        shared, personal = self.split_params(setup.split)
+        kept = self.init_optimizer(shared) | self.init_optimizer(personal, "personal_optimizer")
+        return {"personal": personal, **kept}
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        """Train the personal part with the shared part fixed, then the shared part with the personal part fixed."""
+        received, personal, new = message["params"], state["personal"], state
+        if self.personal_epochs != 0:
+            personal, kept = self.optimize(
+                ctx,
+                lambda v, batch: ctx.loss(received | v, batch),
+                personal,
+                state,
+                key="personal_optimizer",
+                epochs=self.personal_epochs,
+            )
+            new = state | {"personal": personal} | kept
+        shared, kept = self.optimize(ctx, lambda u, batch: ctx.loss(u | personal, batch), received, state)
+        return new | kept, {"params": shared}
