@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionAbove0, NonNegative
@@ -18,7 +19,7 @@ from fedtailor.methods._shared.feature_layers import zero_feature
 
 
 @dataclass(frozen=True)
-class DBE(LocalTraining):
+class DBE(WeightedMethod, LocalTraining):
     """Zhang et al., "Eliminating Domain Bias for Federated Learning in Representation Space", NeurIPS 2023.
 
     A personal vector z̄_i holds the client-specific bias of the features and is added to them before the head
@@ -35,6 +36,9 @@ class DBE(LocalTraining):
     ] = 2.5
     mu: Annotated[FractionAbove0, "μ, weight of the newest batch in the running mean of features"] = 1.0
     memory: Annotated[bool, "add a personal vector to the features"] = True
+    weights: Annotated[
+        ClientWeights, "client weights, also in the consensus: by number of samples (as in the paper) or uniform"
+    ] = "size"
     keeps_optimizer: ClassVar[bool] = True
     ranked_by: ClassVar[str | None] = "received"  # the paper evaluates the global model with the client's feature bias
     download: ClassVar[str] = "model, once the consensus feature"
@@ -69,10 +73,11 @@ class DBE(LocalTraining):
         return {name: new[name] for name in state}, upload
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        new = server | {"params": mean(exchange.received["params"], exchange.sizes)}
+        weights = self.round_weights(exchange)
+        new = server | {"params": mean(exchange.received["params"], weights)}
         if exchange.round == 1:
             means = {"consensus": exchange.received["mean"].values[:, 0]}
-            return new | mean(means, exchange.sizes)  # z̄^g
+            return new | mean(means, weights)  # z̄^g
         participants = torch.tensor(exchange.clients, device=server["has_consensus"].device)
         return new | {"has_consensus": server["has_consensus"].index_fill(0, participants, True)}
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Fraction, FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt
@@ -21,7 +22,7 @@ _MAX_ENTRIES = 2**22  # matrix entries per batch of problems; limits memory with
 
 
 @dataclass(frozen=True)
-class FedPAC(LocalTraining):
+class FedPAC(WeightedMethod, LocalTraining):
     """Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR
     2023.
 
@@ -42,6 +43,7 @@ class FedPAC(LocalTraining):
     lam: Annotated[NonNegative, "λ, weight of the alignment of features with prototypes"] = 1.0
     mix: Annotated[bool, "combine heads; false: each client keeps its own head"] = True
     smallest: Annotated[Fraction, "weights of heads below this value become 0"] = 0.001
+    weights: Annotated[ClientWeights, "client weights of the bodies: by number of samples or uniform"] = "size"
     keeps_optimizer: ClassVar[bool] = True
     download: ClassVar[str] = "body, personalized combination of heads, prototypes"
     upload: ClassVar[str] = "body, head, client prototypes, class sizes, feature statistics"
@@ -87,7 +89,7 @@ class FedPAC(LocalTraining):
             heads = combine(self._weights(received["moments"], received["variance"]), heads)
         clients = torch.tensor(exchange.clients, device=received["variance"].device)
         return {
-            "params": mean(bodies, exchange.sizes),
+            "params": mean(bodies, self.round_weights(exchange)),
             "heads": put(server["heads"], clients, heads),
             "prototypes": merge_rows(server["prototypes"], received["prototypes"], received["counts"]),
         }

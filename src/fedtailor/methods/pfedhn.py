@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import vjp
 
+from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionBelow1, NonNegative, Positive, PositiveInt
@@ -27,7 +28,7 @@ from fedtailor.methods._shared.hypernetwork import (
 
 
 @dataclass(frozen=True)
-class PFedHN(ScheduledMethod):
+class PFedHN(WeightedMethod, ScheduledMethod):
     """Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021.
 
     One hypernetwork generates the model of each client from an embedding v_i with ⌊1 + N/4⌋ entries: it has four linear
@@ -57,6 +58,10 @@ class PFedHN(ScheduledMethod):
     local_head: Annotated[bool, "the head is personal (pFedHN-PC)"] = False
     turns: Annotated[bool, "clients take turns, with a server step after each (as in the paper)"] = False
     printed_sign: Annotated[bool, "returned − sent, which ascends instead of descending"] = False
+    weights: Annotated[
+        ClientWeights,
+        "client weights in the server's step: uniform or by number of samples, which always weights running statistics",
+    ] = "uniform"
     keep_optimizer_state: Annotated[bool, "keep the velocity of a client across rounds; false: reset it"] = False
     download: ClassVar[str] = "generated model"
     fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd(
@@ -134,7 +139,7 @@ class PFedHN(ScheduledMethod):
         return new | {"head": head}, {"params": body}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        model_grad = scale(pseudo_gradient(exchange, self.printed_sign), 1 / len(exchange.clients))
+        model_grad = self._weight_rows(pseudo_gradient(exchange, self.printed_sign), exchange)
         backward = vjp(lambda network: _generate(network, exchange.clients), server["network"])[1]
         grad = clip_norm(backward(model_grad)[0], self.clip)
         network, velocity = _sgd_step(
@@ -143,6 +148,14 @@ class PFedHN(ScheduledMethod):
         )  # fmt: skip
         statistics = {name: exchange.received["params"][name] for name in server["statistics"]}
         return {"network": network, "velocity": velocity, "statistics": mean(statistics, exchange.sizes)}
+
+    def _weight_rows(self, grads: Params, exchange: Exchange) -> Params:
+        """Multiply the rows of the clients of a round by their shares in the mean."""
+        sizes = self.round_weights(exchange)
+        if sizes is None:
+            return scale(grads, 1 / len(exchange.clients))
+        shares = sizes.double() / sizes.sum()
+        return map_leaves(lambda leaf: torch.einsum("c,c...->c...", shares.to(leaf), leaf), grads)
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return {**message["params"], **state.get("head", {})}

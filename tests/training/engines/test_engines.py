@@ -16,7 +16,7 @@ import fedtailor as ft
 from conftest import TinyNet, error_message, same, tiny_federation
 from fedtailor.core.trees import Params, Tree, flatten
 from fedtailor.core.vmap_context import sequential_loop
-from fedtailor.methods import LAG, FedAPA, FedAvg, FedPer, FedProto, Scaffold, SelfFL
+from fedtailor.methods import DBE, LAG, FedAPA, FedAvg, FedPer, FedProto, FedRep, Scaffold, SelfFL
 from fedtailor.training.engines import ENGINES, EngineChoice
 from fedtailor.training.engines.cuda_graph import CudaGraphLoop
 from fedtailor.training.engines.vectorized import Vectorized, make_chunks
