@@ -8,11 +8,11 @@ from fedtailor.analysis.client_gains import gains_over_local
 from fedtailor.analysis.formatting import split_prefix
 from fedtailor.analysis.run_summary import Comparison
 from fedtailor.analysis.target_costs import target_cost
-from fedtailor.runs.records import COMMON, HELD_OUT
+from fedtailor.runs.records import COMMON, GLOBAL, HELD_OUT
 from fedtailor.runs.run import CHOICES, MOMENTS, Run
 
 Row = dict[str, Any]
-_STATISTICS = ("worst_tenth", "largest_tenth")
+_STATISTICS = ("worst_tenth", "largest_tenth", "largest_tenth_weighted")
 
 
 def method_rows(group: Comparison, target: float | None = None) -> list[Row]:
@@ -35,8 +35,8 @@ def method_rows(group: Comparison, target: float | None = None) -> list[Row]:
         for metric in other_metric_names(runs):
             if not (prefix := metric_group(metric, runs[0])):
                 row |= mean_and_std(metric, over_seeds(runs, moment, "weighted", metric))
-            elif metric == f"{prefix}{runs[0].info['score']}":  # beyond the clients' own test samples: both moments
-                for name in ("trained", "received"):
+            elif metric == f"{prefix}{runs[0].info['score']}":
+                for name in moments_of(prefix):
                     row |= mean_and_std(f"{metric}_{name}", over_seeds(runs, name, "weighted", metric))
         gain = [one.direction for one in gains.get(label, {}).values()]
         row["better_than_local"] = sum(sign > 0 for sign in gain) / len(gain) if gain else None
@@ -101,17 +101,27 @@ def over_seeds(runs: Sequence[Run], moment: str, statistic: str, metric: str | N
 
 
 def other_metric_names(runs: Sequence[Run]) -> list[str]:
-    """Return the metrics besides the score: those of the clients, on the common test set, and of held-out clients, each
-    with the loss last."""
+    """Return the metrics besides the score: those of the clients, then those of each `metric_group`, each with the loss
+    last."""
     found = [summary["metrics"] for run in runs for moment in MOMENTS if (summary := run.summarize(moment))]
     names = {name: metric_group(name, runs[0]) for metrics in found for name in metrics}
     return sorted(names, key=lambda name: (names[name], name == f"{names[name]}loss"))
 
 
 def metric_group(metric: str, run: Run) -> str:
-    """Return the prefix of a metric on the common test set or of held-out clients; empty for the clients' own."""
+    """Return the prefix of a metric on the common test set, of held-out clients, on training samples, or of the global
+    model; empty for personal models on their clients' test samples."""
     prefix, is_there = split_prefix(metric)[0], {COMMON: "common_test" in run.info, HELD_OUT: run.held_out_clients}
-    return prefix if is_there.get(prefix) else ""
+    return prefix if is_there.get(prefix, True) else ""
+
+
+def moments_of(prefix: str) -> tuple[str, ...]:
+    """Return the moments at which the metrics of a group are evaluated; the global model exists after aggregation only.
+
+    >>> moments_of("train_"), moments_of("global_")
+    (('trained', 'received'), ('received',))
+    """
+    return ("received",) if prefix == GLOBAL else ("trained", "received")
 
 
 def mean_and_std(name: str, values: Sequence[float]) -> Row:

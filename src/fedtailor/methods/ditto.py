@@ -19,6 +19,7 @@ class Ditto(LocalTraining):
     """
 
     lam: Annotated[NonNegative, "λ, weight of the proximal term of the personal model"] = 1.0
+    sends_global_model: ClassVar[bool] = True
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "the global model as its personal model"
 

@@ -33,6 +33,7 @@ class FedALA(LocalTraining):
     layers: Annotated[PositiveInt, "p, number of last layers that are mixed"] = 1
     share: Annotated[FractionAbove0, "s, fraction of a client's samples on which W is learned"] = 0.8
     first_epochs: Annotated[PositiveInt, "maximum number of epochs the first time"] = 20
+    sends_global_model: ClassVar[bool] = True
     client_state: ClassVar[str] = "personal last layers, their weights"
     keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model as its personal model"

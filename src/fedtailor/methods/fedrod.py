@@ -28,6 +28,7 @@ class FedRoD(LocalTraining):
     """
 
     gamma: Annotated[NonNegative, "γ, exponent of the class counts in the balanced softmax"] = 1.0
+    sends_global_model: ClassVar[bool] = True
     client_state: ClassVar[str] = "personal head"
     keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model; a zero personal head"
