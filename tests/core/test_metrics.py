@@ -201,6 +201,7 @@ def test_summary_largest_and_worst_tenth() -> None:
     assert found["largest_tenth"] == pytest.approx((3 + 7) / 2 / 20)  # the first two of three equally large clients
     assert found["worst_tenth"] == pytest.approx(0.5 / 20)
     assert largest_tenth({}, []) is None and worst_tenth({}) is None
+    assert largest_tenth(scores, [50] * 20, [3, 1] + [9] * 18) == pytest.approx((3 * 0 + 1 / 20) / 4)  # by test samples
 
 
 @given(st.dictionaries(st.integers(0, 30), st.floats(0, 1)), st.lists(st.integers(1, 9), min_size=31, max_size=31))

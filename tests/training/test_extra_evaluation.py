@@ -137,6 +137,12 @@ def test_method_without_global_model_is_rejected_and_left_out_of_comparisons(net
     known = {name: rows[name].get("global_accuracy_received") for name in rows}
     assert known["Ditto"] is not None and known["FedPer"] is None and known["Local training"] is None
     assert all(row["train_accuracy_trained"] is not None for row in rows.values())
+    ditto = next(run for run in result.runs if run.method == "ditto").records[-1]
+    for column, name in {
+        "client_mean": "accuracy_trained_mean",
+        "macro_f1_client_mean": "macro_f1_trained_mean",
+    }.items():
+        assert rows["Ditto"][column] == pytest.approx(ditto[name])
     assert "global trained" not in " ".join(result.table().split()) and "global model" in result.table()
 
 

@@ -12,13 +12,17 @@ from fedtailor.runs.records import COMMON, GLOBAL, HELD_OUT
 from fedtailor.runs.run import CHOICES, MOMENTS, Run
 
 Row = dict[str, Any]
-_STATISTICS = ("worst_tenth", "largest_tenth", "largest_tenth_weighted")
+_STATISTICS = {  # column -> statistic of a summary
+    "client_mean": "mean", "worst_tenth": "worst_tenth", "largest_tenth": "largest_tenth",
+    "largest_tenth_weighted": "largest_tenth_weighted",
+}  # fmt: skip
 
 
 def method_rows(group: Comparison, target: float | None = None) -> list[Row]:
     """Return one row per method, the best first: means over seeds after the last round.
 
-    `score` is the one that ranks the method; `p_value` and `lead_of_best` compare it with the best method.
+    `score` is the one that ranks the method; `p_value` and `lead_of_best` compare it with the best method. Scores and
+    metrics are over all test samples; with `client_mean` in their names, they are means over clients.
     """
     gains, ranking = gains_over_local(group), group.ranking
     tests = {found.other: found for found in ranking.differences} if ranking is not None else {}
@@ -30,11 +34,12 @@ def method_rows(group: Comparison, target: float | None = None) -> list[Row]:
         row |= mean_and_std("score", group.scores(label))
         for name in ("trained", "received"):
             row |= mean_and_std(name, over_seeds(runs, name, "weighted"))
-        for statistic in _STATISTICS:
-            row |= mean_and_std(statistic, over_seeds(runs, moment, statistic))
+        for column, statistic in _STATISTICS.items():
+            row |= mean_and_std(column, over_seeds(runs, moment, statistic))
         for metric in other_metric_names(runs):
             if not (prefix := metric_group(metric, runs[0])):
                 row |= mean_and_std(metric, over_seeds(runs, moment, "weighted", metric))
+                row |= mean_and_std(f"{metric}_client_mean", over_seeds(runs, moment, "mean", metric))
             elif metric == f"{prefix}{runs[0].info['score']}":
                 for name in moments_of(prefix):
                     row |= mean_and_std(f"{metric}_{name}", over_seeds(runs, name, "weighted", metric))
@@ -61,8 +66,9 @@ def seed_rows(group: Comparison) -> list[Row]:
             row: Row = {"method": label, "seed": summary.seed, "ranked_by": summary.ranked_by}
             row |= {"score": summary.score(), **{moment: summary.score(moment) for moment in ("trained", "received")}}
             last = summary.run.summarize(summary.ranked_by) or {}
-            row |= {statistic: last.get(statistic) for statistic in _STATISTICS}
-            row |= {name: values["weighted"] for name, values in last.get("metrics", {}).items()}
+            row |= {column: last.get(statistic) for column, statistic in _STATISTICS.items()}
+            for name, values in last.get("metrics", {}).items():
+                row |= {name: values["weighted"], f"{name}_client_mean": values["mean"]}
             row |= {key: summary.run.total(key) for key in ("bytes_up", "bytes_down", "seconds")}
             rows.append(row | {"rounds": len(summary.run.records)})
     return rows

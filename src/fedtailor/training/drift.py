@@ -1,16 +1,41 @@
-"""Drift: how far the models of a round's clients are from each other, and from what the clients received.
+"""Drift: how far the models of a round's clients are from their mean, and from what the clients received.
 
 Both are recorded for each client of the round, about its personal model after training (moment `trained`). Running
-statistics of batch normalization do not count.
+statistics of batch normalization do not count, and the time of these measurements is not training time.
 """
+
+import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.model import Model
 from fedtailor.core.trees import Tree, flatten
+from fedtailor.runs.records import update_values, values_by_client
+from fedtailor.training.round_state import RoundState
 
 MODEL_DRIFT, SHARED_DRIFT = "model_drift", "shared_drift"  # names in the record
+
+
+def record_model_drift(round_state: RoundState, model: Model, trained: Tree) -> None:
+    """Record `model_drift` of all clients of the round, whose stacked models are given."""
+    started = time.perf_counter()
+    _record(round_state, round_state.clients, {MODEL_DRIFT: model_drift(model, trained)}, started)
+
+
+def record_shared_drift(
+    round_state: RoundState, clients: Sequence[int], model: Model, trained: Tree, sent: Tree
+) -> None:
+    """Record `shared_drift` of these clients, whose stacked models and messages are given, if they received a model."""
+    started = time.perf_counter()
+    drift = shared_drift(model, trained, sent)
+    _record(round_state, clients, {} if drift is None else {SHARED_DRIFT: drift}, started)
+
+
+def _record(round_state: RoundState, clients: Sequence[int], drift: Tree, started: float) -> None:
+    update_values(round_state.client_metrics, values_by_client(clients, drift))
+    round_state.metrics_seconds += time.perf_counter() - started
 
 
 def model_drift(model: Model, trained: Tree) -> Tensor:

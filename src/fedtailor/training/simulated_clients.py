@@ -14,7 +14,7 @@ from fedtailor.core.model import Model
 from fedtailor.core.trees import Params, Tree, add, cache_by_identity, map_leaves, take
 from fedtailor.errors import RunError
 from fedtailor.runs.client_states import ClientStates, group_name
-from fedtailor.runs.records import Values, merge_disjoint, update_values, values_by_client
+from fedtailor.runs.records import Values, update_values, values_by_client
 from fedtailor.runs.run import MOMENTS
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.channel.leak_check import LeakCheck
@@ -22,7 +22,7 @@ from fedtailor.training.channel.payload import mask_absent_rows
 from fedtailor.training.client_failures import ClientFailure, find_failures, find_non_finite, upload_mismatch
 from fedtailor.training.client_update import client_update
 from fedtailor.training.clients import Evaluation
-from fedtailor.training.drift import MODEL_DRIFT, SHARED_DRIFT, model_drift, shared_drift
+from fedtailor.training.drift import record_model_drift, record_shared_drift
 from fedtailor.training.engines import Engine, EngineChoice
 from fedtailor.training.engines.pool import WorkerLostError
 from fedtailor.training.engines.sequential import InPlaceMutationError, Sequential
@@ -99,8 +99,8 @@ class SimulatedClients:
         self._leak_check.check(type(self.method).__name__, clients, self.training_samples, uploads)
         encoded = self.channel.encode(uploads, sent, clients, number, self.shared.seed)
         metrics = result["client_metrics"] | self.channel.metrics(uploads, sent)
-        if self.measure_drift and (drift := shared_drift(self.setup.model, result["trained"], sent)) is not None:
-            metrics = merge_disjoint(metrics, {SHARED_DRIFT: drift})
+        if self.measure_drift:
+            record_shared_drift(round_state, clients, self.setup.model, result["trained"], sent)
         return ClientResults(clients, sent, encoded, metrics, {"state": result["state"], "trained": result["trained"]})
 
     def commit(self, round_state: RoundState, number: int) -> None:
@@ -114,8 +114,7 @@ class SimulatedClients:
         )
         results = map_leaves(cache_by_identity(torch.Tensor.contiguous), results)
         if self.measure_drift:
-            drift = {MODEL_DRIFT: model_drift(self.setup.model, results["trained"])}
-            update_values(round_state.client_metrics, values_by_client(round_state.clients, drift))
+            record_model_drift(round_state, self.setup.model, results["trained"])
         self.states.put(round_state.clients, results["state"])
         if self.trained is None:
             self.trained = ClientStates(take(results["trained"], 0))
