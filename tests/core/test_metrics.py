@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from conftest import DivergingNet, TinyNet, tiny_federation
-from fedtailor.core.metrics import accuracy, auc, macro_f1
+from fedtailor.core.metrics import accuracy, auc, auc_absent_zero, macro_f1, weighted_f1
 from fedtailor.runs.summaries import largest_tenth, plain_mean, weighted_mean, worst_tenth
 
 
@@ -42,6 +42,19 @@ def test_macro_f1_and_auc_equal_sklearn(made: tuple[Tensor, Tensor]) -> None:
     expected = f1_score(targets, outputs.argmax(1), average="macro", zero_division=0)
     assert float(macro_f1(outputs, targets)) == pytest.approx(expected)
     assert float(auc(outputs, targets)) == pytest.approx(sklearn_auc(outputs, targets), nan_ok=True)
+
+
+@given(outputs_and_targets())
+def test_weighted_f1_and_auc_with_absent_classes_as_zero_equal_sklearn(made: tuple[Tensor, Tensor]) -> None:
+    outputs, targets = made
+    expected = f1_score(targets, outputs.argmax(1), average="weighted", zero_division=0)
+    assert float(weighted_f1(outputs, targets)) == pytest.approx(expected)
+    scores = outputs.double().softmax(1)
+    by_class = [
+        float(roc_auc_score(targets == c, scores[:, c])) if 0 < int((targets == c).sum()) < len(targets) else 0.0
+        for c in range(outputs.shape[1])
+    ]  # 0 for a class without samples, and for one that all samples have
+    assert float(auc_absent_zero(outputs, targets)) == pytest.approx(np.mean(by_class))
 
 
 def test_macro_f1_and_auc_with_many_samples_equal_sklearn() -> None:
@@ -74,6 +87,13 @@ def test_metrics_of_perfect_and_worst_outputs() -> None:
 def test_auc_with_one_class_or_nan_is_nan() -> None:
     assert math.isnan(auc(torch.randn(4, 3), torch.ones(4, dtype=torch.long)))
     assert math.isnan(auc(torch.full((4, 3), math.nan), torch.tensor([0, 1, 2, 1])))
+
+
+def test_auc_with_absent_classes_as_zero_is_zero_for_one_class_and_nan_if_outputs_are() -> None:
+    assert float(auc_absent_zero(torch.randn(4, 3), torch.ones(4, dtype=torch.long))) == 0
+    for targets in (torch.ones(4, dtype=torch.long), torch.tensor([0, 1, 2, 1])):
+        assert math.isnan(auc_absent_zero(torch.full((4, 3), math.nan), targets))
+        assert math.isnan(auc_absent_zero(torch.full((4, 3), math.inf), targets))
 
 
 def test_classification_records_all_metrics_and_ranks_by_accuracy(net: nn.Module) -> None:
@@ -181,6 +201,7 @@ def test_summary_largest_and_worst_tenth() -> None:
     assert found["largest_tenth"] == pytest.approx((3 + 7) / 2 / 20)  # the first two of three equally large clients
     assert found["worst_tenth"] == pytest.approx(0.5 / 20)
     assert largest_tenth({}, []) is None and worst_tenth({}) is None
+    assert largest_tenth(scores, [50] * 20, [3, 1] + [9] * 18) == pytest.approx((3 * 0 + 1 / 20) / 4)  # by test samples
 
 
 @given(st.dictionaries(st.integers(0, 30), st.floats(0, 1)), st.lists(st.integers(1, 9), min_size=31, max_size=31))

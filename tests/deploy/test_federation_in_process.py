@@ -49,7 +49,8 @@ def simulated(
         deployment.method, model or deployment.model(), fed, rounds=rounds, batch_size=deployment.batch_size,
         dtype=torch.float64, engine="sequential", seed=deployment.seed, schedule=schedule,
         validation=deployment.validation, channel=deployment.channel, evaluate_every=deployment.evaluate_every,
-        augmentation=deployment.augmentation,
+        augmentation=deployment.augmentation, metrics=deployment.metrics, evaluate_train=deployment.evaluate_train,
+        evaluate_global=deployment.evaluate_global,
     )  # fmt: skip
 
 
@@ -113,8 +114,19 @@ def test_run_of_each_method_gives_same_models_as_simulation(
         {"method": {"name": "fedper", "optimizer": "adam", "keep_optimizer_state": True, "lr_schedule": "cosine"}},
         {"method": {"name": "ditto", "momentum": 0.9, "keep_optimizer_state": True, "weights": "uniform"}},
         {"method": {"name": "apple", "limit": 1}},  # the state of a client has a row per client
+        {"method": "ditto", "metrics": ["weighted_f1", "auc"], "evaluate_train": True, "evaluate_global": True},
     ],
-    ids=["one by one", "validation", "int8", "top", "float16", "kept optimizer", "two kept optimizers", "rows"],
+    ids=[
+        "one by one",
+        "validation",
+        "int8",
+        "top",
+        "float16",
+        "kept optimizer",
+        "two kept optimizers",
+        "rows",
+        "extra evaluation",
+    ],
 )
 def test_run_with_other_settings_gives_same_models_as_simulation(
     settings: dict[str, Any], create: Callable[..., InProcessFederation]
@@ -124,6 +136,14 @@ def test_run_with_other_settings_gives_same_models_as_simulation(
     run = simulated(read_deployment(federation.folder), clients())
     check_same_models(federation, run)
     assert load_run(federation.folder / "run").summary() == run.summary()
+
+
+def test_deployment_without_what_an_evaluation_needs_is_rejected() -> None:
+    assert "stay with the clients" in error_message(lambda: make_deployment({"measure_drift": True}))
+    message = error_message(lambda: make_deployment({"method": "fedper", "evaluate_global": True}))
+    assert "FedPer has no global model" in message
+    message = error_message(lambda: make_deployment({"metrics": ["f1"]}).model())
+    assert "no metric 'f1'" in message
 
 
 def test_run_with_augmentation_gives_same_models_as_simulation(create: Callable[..., InProcessFederation]) -> None:

@@ -6,8 +6,11 @@ from collections.abc import Iterable
 from fedtailor.analysis.formatting import make_unique, shorten
 from fedtailor.runs.run import Run
 
-# Settings that change results at most by rounding.
-TIMING_SETTINGS = ("engine", "chunk_size", "device", "checkpoint_every")
+# Settings that change results at most by rounding, or only what else is recorded.
+NEUTRAL_SETTINGS = (
+    "engine", "chunk_size", "device", "checkpoint_every", "metrics", "evaluate_train", "evaluate_global",
+    "measure_drift",
+)  # fmt: skip
 
 
 def first_seed_runs(runs: Iterable[Run]) -> list[Run]:
@@ -37,7 +40,7 @@ def label_clients(names: Iterable[str]) -> list[str]:
 
 def experiment_key(run: Run) -> str:
     """Return a string of all settings except method and seeds; runs with equal strings are comparable."""
-    settings = {name: v for name, v in run.experiment.items() if name not in ("method", "seed", *TIMING_SETTINGS)}
+    settings = {name: v for name, v in run.experiment.items() if name not in ("method", "seed", *NEUTRAL_SETTINGS)}
     settings["data"] = {**run.experiment["data"], "seed": None}
     evaluation = [run.info["score"], run.info["higher_is_better"], run.num_clients]
     return json.dumps([settings, evaluation], sort_keys=True, default=str)

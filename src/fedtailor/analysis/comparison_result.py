@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from fedtailor.analysis.client_gains import gain_sentences
-from fedtailor.analysis.comparison_tables import best_cells, cost_table, generalization_table, metric_table, score_table
+from fedtailor.analysis.comparison_tables import (
+    best_cells,
+    cost_table,
+    generalization_table,
+    metric_table,
+    score_table,
+    train_and_global_table,
+)
 from fedtailor.analysis.formatting import ScoreFormat, count_of
 from fedtailor.analysis.rows import client_rows, method_rows, seed_rows
 from fedtailor.analysis.run_summary import Comparison, compare_runs
@@ -56,11 +63,11 @@ class ComparisonResult:
         return compare_runs(self.runs)
 
     def tables(self) -> list[Table]:
-        """Return the tables for a rich console: scores, costs, other metrics, and scores on a common test set and of
-        held-out clients, if there are any."""
-        beyond = generalization_table(self.group)
+        """Return the tables for a rich console: scores, costs, other metrics, and, if they were evaluated, scores on a
+        common test set, of held-out clients, on training samples, and of the global model."""
         tables = [score_table(self.group), cost_table(self.group, self.target), metric_table(self.group)]
-        return tables if beyond is None else [*tables, beyond]
+        others = [generalization_table(self.group), train_and_global_table(self.group)]
+        return [*tables, *(table for table in others if table is not None)]
 
     def table(self, width: int = 100) -> str:
         """Return the tables as text, to print."""

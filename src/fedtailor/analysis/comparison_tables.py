@@ -8,13 +8,13 @@ from rich.table import Table
 from fedtailor.analysis.client_gains import gains_over_local, has_known_uncertainty
 from fedtailor.analysis.comparison import SAME_START
 from fedtailor.analysis.formatting import ScoreFormat, join_names, percent
-from fedtailor.analysis.rows import metric_group, other_metric_names, over_seeds
+from fedtailor.analysis.rows import metric_group, moments_of, other_metric_names, over_seeds
 from fedtailor.analysis.run_length import early_stopping_note
 from fedtailor.analysis.run_summary import Comparison
 from fedtailor.analysis.tables import describe_runs, metric_notes, new_table, score_format, spread, untested_note
 from fedtailor.analysis.target_costs import target_cost
 from fedtailor.analysis.verdict import seeds_share_start
-from fedtailor.runs.records import COMMON, HELD_OUT
+from fedtailor.runs.records import COMMON, GLOBAL, HELD_OUT, TRAIN
 from fedtailor.runs.run import Run
 
 _MOMENTS = ("trained", "received")  # as columns, after the method
@@ -83,19 +83,32 @@ def metric_table(group: Comparison) -> Table:
 
 def generalization_table(group: Comparison) -> Table | None:
     """Return the scores on the common test set and of held-out clients at both moments; None if there are none."""
+    return _prefixed_table(group, (COMMON, HELD_OUT), "Beyond the clients' own test samples")
+
+
+def train_and_global_table(group: Comparison) -> Table | None:
+    """Return the scores on training samples and of the global model; None if there are none."""
+    return _prefixed_table(group, (TRAIN, GLOBAL), "On training samples, and of the global model")
+
+
+def _prefixed_table(group: Comparison, prefixes: Sequence[str], title: str) -> Table | None:
+    """Return the scores whose names have one of these prefixes, at the moments at which they are evaluated."""
     every, score = _runs(group), group.first.info["score"]
-    names = [f"{prefix}{score}" for prefix in (COMMON, HELD_OUT) if f"{prefix}{score}" in other_metric_names(every)]
-    names = [name for name in names if metric_group(name, every[0])]
+    known = other_metric_names(every)
+    names = {f"{p}{score}": p for p in prefixes if f"{p}{score}" in known and metric_group(f"{p}{score}", every[0])}
     if not names:
         return None
-    columns = {f"{ScoreFormat(name).name.partition(' ')[0]} {m}": (name, m) for name in names for m in _MOMENTS}
+    columns = {
+        f"{ScoreFormat(name).name.partition(' ')[0]} {moment}": (name, moment)
+        for name, prefix in names.items()
+        for moment in moments_of(prefix)
+    }
 
     def row(label: str, runs: Sequence[Run]) -> list[str]:
-        return [spread(name, over_seeds(runs, moment, "weighted", name)) for name, moment in columns.values()]
+        return [spread(name, over_seeds(runs, moment, "weighted", name)) or _NONE for name, moment in columns.values()]
 
-    title = f"Beyond the clients' own test samples; {score_format(group.first).in_words}"
-    table = _table(group, title, _in_two_lines([*columns]), row)
-    table.caption = f"Last round.{metric_notes(names, every)}"
+    table = _table(group, f"{title}; {score_format(group.first).in_words}", _in_two_lines([*columns]), row)
+    table.caption = f"Last round.{metric_notes(list(names), every)}"
     return table
 
 

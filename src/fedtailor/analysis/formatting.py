@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedtailor.runs.records import COMMON, HELD_OUT
+from fedtailor.runs.records import COMMON, GLOBAL, HELD_OUT, TRAIN
 
-PERCENT_METRICS = ("accuracy", "macro_f1", "auc")  # shown in %
-_METRIC_NAMES = {"macro_f1": "macro F1", "auc": "AUC"}
-_PREFIXES = {COMMON: "common ", HELD_OUT: "held-out "}
+PERCENT_METRICS = ("accuracy", "macro_f1", "weighted_f1", "auc", "auc_absent_zero")  # shown in %
+_METRIC_NAMES = {
+    "macro_f1": "macro F1", "weighted_f1": "weighted F1", "auc": "AUC", "auc_absent_zero": "AUC (absent 0)"
+}  # fmt: skip
+_PREFIXES = {COMMON: "common ", HELD_OUT: "held-out ", TRAIN: "train ", GLOBAL: "global "}
 _MAX_NAME_LENGTH = 60
 
 
@@ -105,7 +107,8 @@ def percent(fraction: float, digits: int = 0) -> str:
 
 
 def split_prefix(metric: str) -> tuple[str, str]:
-    """Return the prefix of a metric on the common test set or of held-out clients, and the metric without it.
+    """Return the prefix of a metric that is not about personal models on their clients' test samples, and the metric
+    without it: on the common test set, of held-out clients, on training samples, or of the global model.
 
     >>> split_prefix("common_accuracy"), split_prefix("accuracy")
     (('common_', 'accuracy'), ('', 'accuracy'))

@@ -8,17 +8,21 @@ from fedtailor.analysis.client_gains import gains_over_local
 from fedtailor.analysis.formatting import split_prefix
 from fedtailor.analysis.run_summary import Comparison
 from fedtailor.analysis.target_costs import target_cost
-from fedtailor.runs.records import COMMON, HELD_OUT
+from fedtailor.runs.records import COMMON, GLOBAL, HELD_OUT
 from fedtailor.runs.run import CHOICES, MOMENTS, Run
 
 Row = dict[str, Any]
-_STATISTICS = ("worst_tenth", "largest_tenth")
+_STATISTICS = {  # column -> statistic of a summary
+    "client_mean": "mean", "worst_tenth": "worst_tenth", "largest_tenth": "largest_tenth",
+    "largest_tenth_weighted": "largest_tenth_weighted",
+}  # fmt: skip
 
 
 def method_rows(group: Comparison, target: float | None = None) -> list[Row]:
     """Return one row per method, the best first: means over seeds after the last round.
 
-    `score` is the one that ranks the method; `p_value` and `lead_of_best` compare it with the best method.
+    `score` is the one that ranks the method; `p_value` and `lead_of_best` compare it with the best method. Scores and
+    metrics are over all test samples; with `client_mean` in their names, they are means over clients.
     """
     gains, ranking = gains_over_local(group), group.ranking
     tests = {found.other: found for found in ranking.differences} if ranking is not None else {}
@@ -30,13 +34,14 @@ def method_rows(group: Comparison, target: float | None = None) -> list[Row]:
         row |= mean_and_std("score", group.scores(label))
         for name in ("trained", "received"):
             row |= mean_and_std(name, over_seeds(runs, name, "weighted"))
-        for statistic in _STATISTICS:
-            row |= mean_and_std(statistic, over_seeds(runs, moment, statistic))
+        for column, statistic in _STATISTICS.items():
+            row |= mean_and_std(column, over_seeds(runs, moment, statistic))
         for metric in other_metric_names(runs):
             if not (prefix := metric_group(metric, runs[0])):
                 row |= mean_and_std(metric, over_seeds(runs, moment, "weighted", metric))
-            elif metric == f"{prefix}{runs[0].info['score']}":  # beyond the clients' own test samples: both moments
-                for name in ("trained", "received"):
+                row |= mean_and_std(f"{metric}_client_mean", over_seeds(runs, moment, "mean", metric))
+            elif metric == f"{prefix}{runs[0].info['score']}":
+                for name in moments_of(prefix):
                     row |= mean_and_std(f"{metric}_{name}", over_seeds(runs, name, "weighted", metric))
         gain = [one.direction for one in gains.get(label, {}).values()]
         row["better_than_local"] = sum(sign > 0 for sign in gain) / len(gain) if gain else None
@@ -61,8 +66,9 @@ def seed_rows(group: Comparison) -> list[Row]:
             row: Row = {"method": label, "seed": summary.seed, "ranked_by": summary.ranked_by}
             row |= {"score": summary.score(), **{moment: summary.score(moment) for moment in ("trained", "received")}}
             last = summary.run.summarize(summary.ranked_by) or {}
-            row |= {statistic: last.get(statistic) for statistic in _STATISTICS}
-            row |= {name: values["weighted"] for name, values in last.get("metrics", {}).items()}
+            row |= {column: last.get(statistic) for column, statistic in _STATISTICS.items()}
+            for name, values in last.get("metrics", {}).items():
+                row |= {name: values["weighted"], f"{name}_client_mean": values["mean"]}
             row |= {key: summary.run.total(key) for key in ("bytes_up", "bytes_down", "seconds")}
             rows.append(row | {"rounds": len(summary.run.records)})
     return rows
@@ -101,17 +107,27 @@ def over_seeds(runs: Sequence[Run], moment: str, statistic: str, metric: str | N
 
 
 def other_metric_names(runs: Sequence[Run]) -> list[str]:
-    """Return the metrics besides the score: those of the clients, on the common test set, and of held-out clients, each
-    with the loss last."""
+    """Return the metrics besides the score: those of the clients, then those of each `metric_group`, each with the loss
+    last."""
     found = [summary["metrics"] for run in runs for moment in MOMENTS if (summary := run.summarize(moment))]
     names = {name: metric_group(name, runs[0]) for metrics in found for name in metrics}
     return sorted(names, key=lambda name: (names[name], name == f"{names[name]}loss"))
 
 
 def metric_group(metric: str, run: Run) -> str:
-    """Return the prefix of a metric on the common test set or of held-out clients; empty for the clients' own."""
+    """Return the prefix of a metric on the common test set, of held-out clients, on training samples, or of the global
+    model; empty for personal models on their clients' test samples."""
     prefix, is_there = split_prefix(metric)[0], {COMMON: "common_test" in run.info, HELD_OUT: run.held_out_clients}
-    return prefix if is_there.get(prefix) else ""
+    return prefix if is_there.get(prefix, True) else ""
+
+
+def moments_of(prefix: str) -> tuple[str, ...]:
+    """Return the moments at which the metrics of a group are evaluated; the global model exists after aggregation only.
+
+    >>> moments_of("train_"), moments_of("global_")
+    (('trained', 'received'), ('received',))
+    """
+    return ("received",) if prefix == GLOBAL else ("trained", "received")
 
 
 def mean_and_std(name: str, values: Sequence[float]) -> Row:

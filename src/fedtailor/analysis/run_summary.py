@@ -7,7 +7,7 @@ from functools import cached_property
 from math import inf, isfinite
 from statistics import fmean, mean
 
-from fedtailor.analysis.comparability import TIMING_SETTINGS, experiment_key, split_key
+from fedtailor.analysis.comparability import NEUTRAL_SETTINGS, experiment_key, split_key
 from fedtailor.analysis.comparison import Ranking, common_seeds, compare_with_best, rank
 from fedtailor.analysis.formatting import ScoreFormat, setting_labels, shorten
 from fedtailor.analysis.statistics import mean_interval
@@ -264,7 +264,7 @@ def make_comparisons(runs: Sequence[Run]) -> list[Comparison]:
 def _differing_settings(first_runs: Sequence[Run]) -> list[str]:
     """Return the settings that distinguish each group from the others, such as data.alpha = 0.1."""
     settings = [
-        flatten_settings({k: v for k, v in run.experiment.items() if k not in ("method", "seed", *TIMING_SETTINGS)})
+        flatten_settings({k: v for k, v in run.experiment.items() if k not in ("method", "seed", *NEUTRAL_SETTINGS)})
         for run in first_runs
     ]
     settings = [{**own, "clients": run.num_clients} for own, run in zip(settings, first_runs, strict=True)]

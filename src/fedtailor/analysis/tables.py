@@ -10,7 +10,7 @@ from rich.table import Table
 from fedtailor.analysis.formatting import ScoreFormat, count_of, shorten
 from fedtailor.analysis.rows import metric_group, other_metric_names
 from fedtailor.analysis.run_length import early_stopping_note, rounds_in_words
-from fedtailor.runs.records import COMMON, HELD_OUT
+from fedtailor.runs.records import COMMON, GLOBAL, HELD_OUT, TRAIN
 from fedtailor.runs.run import Run
 
 _CHOICE_HEADINGS = {"last": "last", "best_validation": "best on\nvalidation", "best_test": "best on\ntest"}
@@ -19,6 +19,7 @@ _STATISTICS = {
     "mean": "mean of clients",
     "worst_tenth": "worst 10 %",
     "largest_tenth": "largest 10 %",
+    "largest_tenth_weighted": "largest 10 %, all samples",
 }
 
 
@@ -94,6 +95,10 @@ def metric_notes(others: Sequence[str], runs: Sequence[Run]) -> str:
         held_out = len(runs[0].held_out_clients)
         which = f"{count_of(held_out, 'client')} that never trained with the others"
         notes += f" held-out: {which}; received: when they join, trained: after one round."
+    if TRAIN in groups:
+        notes += " train: on the clients' training samples, by which the mean over clients is weighted."
+    if GLOBAL in groups:
+        notes += " global: the global model on the test samples of all clients, without personalization."
     last = [summary for run in runs if (summary := run.summarize("trained") or run.summarize("received"))]
     score = info["score"]
     counts = [{name: m["clients"] for name, m in ({score: summary} | summary["metrics"]).items()} for summary in last]

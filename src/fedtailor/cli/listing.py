@@ -151,6 +151,7 @@ def _methods_table() -> Table:
             family = entry.family
             table.add_row("", "", f"\n[bold]{family}[/]")
         state = f"client state: {entry.client_state}; personal: {'yes' if entry.personal else 'no'}"
+        state += "; has a global model" if entry.personal and entry.has_global_model else ""
         details = f"down: {entry.download}; up: {entry.upload}; {state}\na newcomer starts with {entry.newcomer_start}"
         about = f"{escape(entry.paper)}\n[dim]{escape(details)}[/]"
         table.add_row(name, entry.display_name, about)

@@ -99,6 +99,7 @@ class Method:
     title: ClassVar[str] = ""  # proper name, such as "Self-FL"; empty: the name of the class
     personal: ClassVar[bool] = True  # False: all clients end with the same model, as without hooks that personalize
     _declares_personal: ClassVar[bool] = False  # whether the class or a base class sets `personal`
+    sends_global_model: ClassVar[bool] = False  # True: "params" of all messages are one model that works by itself
     ranked_by: ClassVar[str | None] = None  # moment that ranks the method; None: see `ranking_moment`
     mixed_architectures: ClassVar[bool] = False  # True: clients may have different networks (`ft.client_models`)
     download: ClassVar[str] = "model"  # what a client receives per round, as text for tables
@@ -185,6 +186,24 @@ class Method:
         common model exists only after aggregation.
         """
         return self.ranked_by or ("trained" if self.personal else "received")
+
+    @property
+    def has_global_model(self) -> bool:
+        """Whether all clients receive one global model, which the setting `evaluate_global` evaluates: the "params" of
+        a message. Methods without personal models have one; personal methods declare it with `sends_global_model`.
+
+        >>> from fedtailor.methods import Ditto, FedAvg, FedPer
+        >>> FedAvg().has_global_model, Ditto().has_global_model, FedPer().has_global_model
+        (True, True, False)
+        """
+        return self.sends_global_model or not self.personal
+
+    def check_global_model(self) -> None:
+        """Raise `ConfigError` unless the method has a global model."""
+        if not self.has_global_model:
+            kept, sent = type(self).client_state, type(self).download
+            why = f"a client receives: {sent}; it keeps: {kept}"
+            raise ConfigError(f"{self.display_name} has no global model ({why}); remove evaluate_global.")
 
     @property
     def trains_every_round(self) -> bool:

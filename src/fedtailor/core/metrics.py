@@ -14,9 +14,11 @@ from fedtailor.errors import ConfigError
 
 MetricFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) of one client -> scalar
 
+RESERVED_PREFIXES = ("train_", "global_")  # of metrics on training samples, and of metrics of the global model
 _HIGHER_IS_BETTER = {
     "accuracy", "balanced_accuracy", "top5_accuracy", "precision", "recall", "sensitivity", "specificity",
-    "f1", "macro_f1", "micro_f1", "auc", "auroc", "roc_auc", "average_precision", "kappa", "mcc", "r2",
+    "f1", "macro_f1", "micro_f1", "weighted_f1", "auc", "auc_absent_zero", "auroc", "roc_auc", "average_precision",
+    "kappa", "mcc", "r2",
     "c_index", "concordance_index", "dice", "iou", "bleu", "rouge",
 }  # fmt: skip
 _LOWER_IS_BETTER = {
@@ -65,10 +67,17 @@ def macro_f1(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> float(macro_f1(torch.eye(3)[[0, 0, 1, 1]], torch.tensor([0, 0, 1, 2])))  # mean of 1, 2/3, and 0
     0.5555555555555555
     """
-    predicted = outputs.argmax(1)
-    classes = torch.cat([predicted, targets]).bincount().nonzero()
-    predicted_mask, target_mask = predicted == classes, targets == classes
-    return (2 * (predicted_mask & target_mask).sum(1).double() / (predicted_mask.sum(1) + target_mask.sum(1))).mean()
+    return _f1_by_class(outputs, targets)[0].mean()
+
+
+def weighted_f1(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of F1 over the classes among the targets, weighted by their numbers of samples.
+
+    >>> float(weighted_f1(torch.eye(3)[[0, 0, 1, 1]], torch.tensor([0, 0, 1, 2])))  # (2 · 1 + 1 · 2/3 + 1 · 0) / 4
+    0.6666666666666666
+    """
+    f1, samples = _f1_by_class(outputs, targets)
+    return (f1 * samples).sum() / samples.sum()
 
 
 def auc(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -79,13 +88,54 @@ def auc(outputs: Tensor, targets: Tensor) -> Tensor:
     >>> float(auc(torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 3.0]]), torch.tensor([0, 1, 0])))
     0.5
     """
+    return _auc_by_class(outputs, targets).mean()
+
+
+def auc_absent_zero(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the area under the ROC curve, one class against the rest, averaged over all classes of the network; a
+    class that is absent from the targets counts 0, and so does a class without other samples.
+
+    This is how torchmetrics averages, and therefore many published tables. It is NaN only if outputs are NaN.
+
+    >>> float(auc_absent_zero(torch.eye(4)[[0, 1, 1]], torch.tensor([0, 1, 1])))  # 1 for two of four classes
+    0.5
+    """
+    found = _auc_by_class(outputs, targets)
+    is_single_class = len(found) == 1 and not bool(outputs.softmax(1).isnan().any())
+    return found.new_zeros(()) if is_single_class else found.sum() / outputs.shape[1]
+
+
+def _f1_by_class(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return F1 and the number of samples of each class that occurs among the targets or the predictions."""
+    predicted = outputs.argmax(1)
+    classes = torch.cat([predicted, targets]).bincount().nonzero()
+    predicted_mask, target_mask = predicted == classes, targets == classes
+    samples = target_mask.sum(1)
+    return 2 * (predicted_mask & target_mask).sum(1).double() / (predicted_mask.sum(1) + samples), samples
+
+
+def _auc_by_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the AUC of each class among the targets; NaN if there is a single class or if outputs are NaN."""
     classes = targets.bincount().nonzero()
     scores = outputs.double().softmax(1).T[classes[:, 0]]
     if len(classes) < 2 or bool(scores.isnan().any()):
-        return scores.new_tensor(torch.nan)
+        return scores.new_full((len(classes),), torch.nan)
     ordered, order = scores.sort(1)
     is_class = targets[order] == classes
     # twice (the number of lower scores + half the number of equal scores), which is an integer
     below = torch.searchsorted(ordered, ordered) + torch.searchsorted(ordered, ordered, right=True)
     positives, negatives = is_class.sum(1), (~is_class).sum(1)
-    return (((below * is_class).sum(1) - positives.square()).double() / (2 * positives * negatives)).mean()
+    return ((below * is_class).sum(1) - positives.square()).double() / (2 * positives * negatives)
+
+
+CLASSIFICATION_METRICS = {
+    name: as_metric(name, function)
+    for name, function in {
+        "accuracy": accuracy,
+        "macro_f1": macro_f1,
+        "weighted_f1": weighted_f1,
+        "auc": auc,
+        "auc_absent_zero": auc_absent_zero,
+    }.items()
+}  # by the names that the setting `metrics` of a run accepts
+DEFAULT_METRICS = {name: CLASSIFICATION_METRICS[name] for name in ("accuracy", "macro_f1", "auc")}

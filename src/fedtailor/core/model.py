@@ -20,7 +20,14 @@ from torch.func import functional_call
 from fedtailor.core.code_reference import reference_to, short_name
 from fedtailor.core.dropout import Dropout, FunctionalDropout
 from fedtailor.core.functional_layers import BatchNorm, join_path, make_functional
-from fedtailor.core.metrics import Metric, MetricFunction, accuracy, as_metric, auc, macro_f1
+from fedtailor.core.metrics import (
+    CLASSIFICATION_METRICS,
+    DEFAULT_METRICS,
+    RESERVED_PREFIXES,
+    Metric,
+    MetricFunction,
+    as_metric,
+)
 from fedtailor.core.trees import Params
 from fedtailor.errors import ConfigError, reason, unknown_name
 
@@ -40,12 +47,8 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-CLASSIFICATION_METRICS = {
-    name: as_metric(name, function)
-    for name, function in {"accuracy": accuracy, "macro_f1": macro_f1, "auc": auc}.items()
-}
 LOSSES: dict[str, tuple[Loss, Mapping[str, Metric]]] = {
-    "classification": (cross_entropy, CLASSIFICATION_METRICS),
+    "classification": (cross_entropy, DEFAULT_METRICS),
     "regression": (squared_error, {"mse": as_metric("mse", lambda o, t: squared_error(o, t).mean())}),
 }
 
@@ -193,13 +196,24 @@ class Model:
         """Return the parameters without running statistics, which have no gradient."""
         return {name: p for name, p in params.items() if name not in self.running_stats}
 
-    def with_metrics_for(self, classes: int | None, output_shape: Sequence[int]) -> "Model":
-        """Return the model with the classification metrics if the user named none, the targets are classes, and the
-        outputs have one value per class; this keeps them when a custom loss replaces cross-entropy."""
+    def with_metrics_for(
+        self, classes: int | None, output_shape: Sequence[int], names: Sequence[str] | None = None
+    ) -> "Model":
+        """Return the model with the metrics `names`: classification metrics, if the targets are classes and the outputs
+        have one value per class, or the model's own.
+
+        Without `names`, the model keeps its metrics. If the user passed none to `wrap`, a custom loss on class targets
+        has the default classification metrics.
+        """
         has_class_outputs = classes is not None and len(output_shape) == 1 and output_shape[0] >= max(classes, 2)
+        if names is not None:
+            known = {**(CLASSIFICATION_METRICS if has_class_outputs else {}), **self.metrics}
+            if unknown := [name for name in names if name not in known]:
+                raise unknown_name("metric", unknown[0], known)
+            return replace(self, metrics={name: known[name] for name in names})
         if not self.metrics_are_default or self.loss is cross_entropy or not has_class_outputs:
             return self
-        return replace(self, metrics=CLASSIFICATION_METRICS)
+        return replace(self, metrics=DEFAULT_METRICS)
 
     @property
     def score(self) -> str:
@@ -309,8 +323,9 @@ def wrap(
     if isinstance(loss, str) and loss not in LOSSES:
         raise unknown_name("loss", loss, LOSSES)
     function, default_metrics = LOSSES[loss] if isinstance(loss, str) else (loss, {})
-    if "loss" in (metrics or {}):
-        raise ConfigError("A metric cannot be named 'loss', because the loss is recorded under that name.")
+    if reserved := [name for name in metrics or {} if name == "loss" or name.startswith(RESERVED_PREFIXES)]:
+        why = "because the loss, training samples, and the global model are recorded under such names"
+        raise ConfigError(f"A metric cannot be named '{reserved[0]}', {why}; choose another name.")
     own = {name: as_metric(name, metric) for name, metric in (metrics or {}).items()}
     build, original = (None, module) if isinstance(module, nn.Module) else (module, _build(module, seed=0))
     skeleton = make_functional(copy.deepcopy(original))

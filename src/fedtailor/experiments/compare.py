@@ -111,12 +111,12 @@ def compare(
     for seed in seeds:
         net, config = _model(model, feds[seed]), make_config(**settings, seed=seed)
         jobs += [
-            _Job(f"{name}-seed{seed}", f"{label}, seed {seed}", method, net, feds[seed], config)
+            _Job(f"{name}-seed{seed}", f"{label}, seed {seed}", method, net, feds[seed], _config_for(method, config))
             for (name, method), label in zip(_names(chosen).items(), labels, strict=True)
         ]
     first = jobs[0].model
     if target is not None and feds[seeds[0]].classes is not None and getattr(first, "metrics_are_default", True):
-        check_target(target, "accuracy")
+        check_target(target, (jobs[0].config.metrics or ["accuracy"])[0])
     invalid = _find_invalid(jobs[: len(chosen)], skip_invalid, failures)
     jobs = [job for job in jobs if job.method not in invalid]
     if root is not None:
@@ -170,6 +170,11 @@ def _method(method: Method | str) -> Method:
 def _with_options(kind: type[Local] | type[Centralized], methods: Sequence[Method]) -> Any:
     """Return a reference with the optimizer settings of the first method that has some."""
     return kind(**next((settings for settings in map(training_settings, methods) if settings), {}))
+
+
+def _config_for(method: Method, config: TrainingConfig) -> TrainingConfig:
+    """Return the settings of a method's run: the global model is evaluated if the method has one."""
+    return replace(config, evaluate_global=config.evaluate_global and method.has_global_model)
 
 
 def _federation(data: Splits, seed: int) -> Federation:

@@ -102,6 +102,11 @@ class Deployment(TrainingConfig):
         for name in SIMULATION_SETTINGS:
             if getattr(self, name) != getattr(TrainingConfig(), name):
                 raise ConfigError(f"{name} applies only to simulations; remove it from the deployment.")
+        if self.measure_drift:
+            why = "compares the models of all clients, which stay with the clients in a deployment"
+            raise ConfigError(f"measure_drift {why}; remove it, or simulate the federation.")
+        if self.evaluate_global:
+            self.method.check_global_model()
         self.channel.check(self.method)
         self.augmentation.check(self.inputs.shape)
         if self.method.pools_data:
@@ -142,7 +147,8 @@ class Deployment(TrainingConfig):
 
     def model(self) -> Model:
         """Return the network for these inputs; all participants build it from the same seed."""
-        return network(self._network_name, self.dummy_federation(), **vars(self.network))
+        model, classes = network(self._network_name, self.dummy_federation(), **vars(self.network)), self.inputs.classes
+        return model.with_metrics_for(classes or None, [classes], self.metrics)
 
     def describe(self) -> dict[str, Any]:
         """Return the settings as nested dicts, as in deployment.toml."""

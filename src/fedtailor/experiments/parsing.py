@@ -50,10 +50,12 @@ def parse_value(hint: Any, value: Any, where: str) -> Any:
 
     >>> parse_value(tuple[int, ...], 64, "network.hidden")
     (64,)
+    >>> parse_value(list[str] | None, "accuracy", "metrics")
+    ['accuracy']
     """
     if str(value).lower() == "none" and NoneType in get_args(hint):  # as flags write it
         value = None
-    if isinstance(value, (int, float)) and _is_list(hint):
+    if _is_list(hint) and (isinstance(value, (int, float)) or (isinstance(value, str) and "list[str]" in str(hint))):
         value = [value]  # a list of one, as the command writes it
     try:
         return TypeAdapter(_fail_fast(hint, value)).validate_python(value)

@@ -19,12 +19,13 @@ The columns:
 - *late-joining clients start with*: what a client that joins late receives and starts with. The initial model is the
   one with which all clients start.
 - *personalized*: whether clients end with different models.
+- *global model*: whether all clients also receive one whole model, which `evaluate_global` evaluates.
 
 """
 
 _COLUMNS = [
     "method", "name", "paper", "download", "upload", "client state", "late-joining clients start with",
-    "personalized",
+    "personalized", "global model",
 ]  # fmt: skip
 
 
@@ -40,12 +41,15 @@ class Entry:
     client_state: str  # what the client stores between rounds
     newcomer_start: str  # what a client that joins late receives and starts with
     personal: bool
+    has_global_model: bool
 
 
 def make_entry(method: type[Method], family: str) -> Entry:
     """Create the entry of a method."""
     texts = {name: getattr(method, name) for name in ("download", "upload", "client_state", "newcomer_start")}
-    return Entry(method.class_title(), family, method.citation(), **texts, personal=method.personal)
+    has_global_model = method.sends_global_model or not method.personal
+    described = method.class_title(), family, method.citation()
+    return Entry(*described, **texts, personal=method.personal, has_global_model=has_global_model)
 
 
 def as_markdown() -> str:
@@ -58,7 +62,14 @@ def as_markdown() -> str:
         page = Path("docs/methods") / f"{name}.md"
         method = f"[{entry.display_name}]({page.name})" if page.is_file() else entry.display_name
         columns = [entry.paper, entry.download, entry.upload, entry.client_state, entry.newcomer_start]
-        rows.append([method, f"`{name}`", *columns, "yes" if entry.personal else "no"])
+        rows.append(
+            [
+                method,
+                f"`{name}`",
+                *columns,
+                *("yes" if has else "no" for has in (entry.personal, entry.has_global_model)),
+            ]
+        )
     return _INTRODUCTION + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

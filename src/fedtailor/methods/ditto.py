@@ -21,6 +21,7 @@ class Ditto(AveragingMethod, LocalTraining):
 
     lam: Annotated[NonNegative, "λ, weight of the proximal term of the personal model"] = 1.0
     weights: Annotated[ClientWeights, "client weights: by number of samples or uniform (as in the paper)"] = "size"
+    sends_global_model: ClassVar[bool] = True
     client_state: ClassVar[str] = "personal model"
     keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model as its personal model"

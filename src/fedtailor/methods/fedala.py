@@ -35,6 +35,7 @@ class FedALA(AveragingMethod, LocalTraining):
     share: Annotated[FractionAbove0, "s, fraction of a client's samples on which W is learned"] = 0.8
     first_epochs: Annotated[PositiveInt, "maximum number of epochs the first time"] = 20
     weights: Annotated[ClientWeights, "client weights: by number of samples (as in the paper) or uniform"] = "size"
+    sends_global_model: ClassVar[bool] = True
     client_state: ClassVar[str] = "personal last layers, their weights"
     keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model as its personal model"

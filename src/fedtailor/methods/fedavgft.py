@@ -18,6 +18,7 @@ class FedAvgFT(FedAvg):
     it uploads, without further fine-tuning.
     """
 
+    sends_global_model: ClassVar[bool] = True
     title: ClassVar[str] = "FedAvg-FT"
     tuning_epochs: Annotated[NonNegativeInt, "K_ft, epochs of fine-tuning (5 in FedBABU's code)"] = 5
     personal: ClassVar[bool] = True

@@ -35,6 +35,7 @@ class FedPHP(AveragingMethod, LocalTraining):
     teaching: Annotated[
         Literal["mmd", "kd"], "R, match the teacher in its features (MMD) or its outputs (distillation)"
     ] = "mmd"
+    sends_global_model: ClassVar[bool] = True
     client_state: ClassVar[str] = "personal model, 1 scalar"
     keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model as its personal model"

@@ -30,6 +30,7 @@ class FedRoD(AveragingMethod, LocalTraining):
 
     gamma: Annotated[NonNegative, "γ, exponent of the class counts in the balanced softmax"] = 1.0
     weights: Annotated[ClientWeights, "client weights: by number of samples (as in the paper) or uniform"] = "size"
+    sends_global_model: ClassVar[bool] = True
     client_state: ClassVar[str] = "personal head"
     keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model; a zero personal head"

@@ -27,6 +27,7 @@ class PerFedAvg(AveragingMethod, LocalTraining):
     each part). The paper's β is too small for tens of rounds; its α is suitable.
     """
 
+    sends_global_model: ClassVar[bool] = True
     title: ClassVar[str] = "Per-FedAvg"
     ranked_by: ClassVar[str | None] = "received"  # the global model, adapted to the client
     keeps_optimizer: ClassVar[bool] = True

@@ -22,6 +22,7 @@ class PFedMe(AveragingMethod, ScheduledMethod):
     global model, and then moves w_i toward the personal model.
     """
 
+    sends_global_model: ClassVar[bool] = True
     title: ClassVar[str] = "pFedMe"
     lr: Annotated[Positive, "η, learning rate of the client's copy w_i of the global model (0.005 in the paper)"] = 0.05
     personal_lr: Annotated[Positive, "η_p, learning rate of the personal model"] = 0.09

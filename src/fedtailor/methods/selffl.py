@@ -98,6 +98,7 @@ class SelfFL(WeightedMethod, ScheduledMethod):
     instead of the clients of the round.
     """
 
+    sends_global_model: ClassVar[bool] = True
     title: ClassVar[str] = "Self-FL"
     lr: Annotated[Positive, "η, local learning rate"] = 0.1
     max_steps: Annotated[PositiveInt, "ℓ_max, maximum number of local steps"] = 40

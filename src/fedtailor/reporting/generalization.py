@@ -1,6 +1,9 @@
-"""The part of the report about samples and clients that did not train: a common test set, and held-out clients."""
+"""The parts of the report beyond personal models on their clients' test samples: a common test set, held-out clients,
+training samples, and the global model."""
 
-from fedtailor.analysis.comparison_tables import generalization_table
+from rich.table import Table as ConsoleTable
+
+from fedtailor.analysis.comparison_tables import generalization_table, train_and_global_table
 from fedtailor.analysis.formatting import ScoreFormat, count_of, method_in_text
 from fedtailor.analysis.rows import method_rows
 from fedtailor.analysis.run_summary import Comparison
@@ -16,11 +19,24 @@ def generalization_section(group: Comparison) -> Section | None:
     table = generalization_table(group)
     if table is None:
         return None
-    headings = [" ".join(str(column.header).split()) for column in table.columns]
-    rows = [list(row) for row in zip(*(column.cells for column in table.columns), strict=True)]
     answer = [*_common_sentences(group), *_held_out_sentences(group), str(table.caption)]
     title = "How do models do beyond their own clients?"
-    return Section("generalization", title, answer, (), [(str(table.title), Table(headings, rows))])
+    return Section("generalization", title, answer, (), [_for_page(table)])
+
+
+def train_and_global_section(group: Comparison) -> Section | None:
+    """Return the section with the scores on training samples and of the global model; None if there are none."""
+    table = train_and_global_table(group)
+    if table is None:
+        return None
+    title = "How do models do on training samples, and how does the global model do?"
+    return Section("train-and-global", title, [str(table.caption)], (), [_for_page(table)], is_reference=True)
+
+
+def _for_page(table: ConsoleTable) -> tuple[str, Table]:
+    """Return the title of a table of the terminal, and the table for the page."""
+    headings = [" ".join(str(column.header).split()) for column in table.columns]
+    return str(table.title), Table(headings, [list(row) for row in zip(*(c.cells for c in table.columns), strict=True)])
 
 
 def _common_sentences(group: Comparison) -> list[str]:

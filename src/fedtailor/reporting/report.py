@@ -19,7 +19,7 @@ from fedtailor.reporting.figures.method_metric_figures import draw_method_metric
 from fedtailor.reporting.figures.similarity import mixing_figures, mixing_weights
 from fedtailor.reporting.figures.sweep_figures import sweep_figures
 from fedtailor.reporting.figures.sweep_result import SweepResult, find_sweeps, sweep_names
-from fedtailor.reporting.generalization import generalization_section
+from fedtailor.reporting.generalization import generalization_section, train_and_global_section
 from fedtailor.reporting.page import GENERATOR_TAG, Chapter, Page, Section, render_page
 from fedtailor.reporting.reproduce import run_commands, sweep_command
 from fedtailor.runs.environment import commit_text
@@ -143,8 +143,8 @@ def _sections(group: Comparison, ranked: bool) -> list[Section]:
         Section("mixing", "Which clients learn from which?", mixing, mixing_drawn),
         Section("cost", "What did it cost?", cost.cost_sentences(group), draw(group, "bytes", "seconds")),
     ]
-    if (beyond := generalization_section(group)) is not None:
-        sections.insert(2, beyond)
+    beyond = [generalization_section(group), train_and_global_section(group)]
+    sections[2:2] = [section for section in beyond if section is not None]
     if metrics_drawn:
         note = [_method_metrics_note(group)]
         sections.append(Section("method-metrics", "Method metrics", note, metrics_drawn, is_reference=True))

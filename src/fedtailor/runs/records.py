@@ -9,6 +9,7 @@ from typing import Any, NotRequired, TypedDict, overload
 import torch
 from torch import Tensor
 
+from fedtailor.core.metrics import RESERVED_PREFIXES
 from fedtailor.core.trees import Tree
 from fedtailor.core.untrusted_input import sanitize
 from fedtailor.errors import RunError
@@ -16,6 +17,7 @@ from fedtailor.errors import RunError
 Values = dict[int, float]  # client -> value
 COMMON = "common_"  # prefix of a metric on the common test set
 HELD_OUT = "held_out_"  # prefix of a metric of clients that never train
+TRAIN, GLOBAL = RESERVED_PREFIXES  # prefixes of a metric on training samples, and of a metric of the global model
 Record = dict[str, Any]  # a `RoundRecord`, and the mean over clients of each metric: "accuracy_trained", "loss", ...
 
 

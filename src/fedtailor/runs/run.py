@@ -13,7 +13,7 @@ import torch
 from fedtailor.core.code_reference import short_name
 from fedtailor.core.trees import Params, Tree
 from fedtailor.errors import RunError, unknown_name
-from fedtailor.runs.records import COMMON, Record, Values
+from fedtailor.runs.records import COMMON, GLOBAL, TRAIN, Record, Values
 from fedtailor.runs.summaries import largest_tenth, plain_mean, weighted_mean, worst_tenth
 
 if TYPE_CHECKING:
@@ -192,9 +192,10 @@ class Run:
 
     def summarize(self, moment: str, choice: str = "last", local: "Run | None" = None) -> dict[str, Any] | None:
         """Return the summary of one round: the score over all test samples (`weighted`), the mean over clients, the
-        mean of the worst 10 % of clients, and the mean of the 10 % with the most training samples; in `metrics`, the
-        loss and all other metrics of that round. If `local` is a run of Local on the same clients, the summary includes
-        the fractions of clients that score better and worse than with local training.
+        mean of the worst 10 % of clients, the mean of the 10 % with the most training samples, and the score over all
+        test samples of the latter; in `metrics`, the loss and all other metrics of that round. If `local` is a run of
+        Local on the same clients, the summary includes the fractions of clients that score better and worse than with
+        local training.
 
         `clients` is the number of clients in a mean. Clients without a defined value (such as the AUC of a client with
         one class) are excluded; clients that diverged are included and make the mean NaN.
@@ -209,6 +210,7 @@ class Run:
             **self._means(values),
             "worst_tenth": worst_tenth(values, higher),
             "largest_tenth": largest_tenth(values, self._sizes("train")),
+            "largest_tenth_weighted": largest_tenth(values, self._sizes("train"), self._sizes("test")),
             "metrics": {
                 name: self._means(self._values_at(index, moment, name), name) for name in self._other_metrics()
             },
@@ -275,7 +277,7 @@ class Run:
 
     def _means(self, values: Values, metric: str = "") -> dict[str, Any]:
         is_common = "common_test" in self.info and metric.startswith(COMMON)  # then all clients have the same samples
-        sizes = self._sizes("test")
+        sizes = self._sizes("train" if metric.startswith(TRAIN) else "test")
         weighted = weighted_mean(values, [1] * len(sizes) if is_common else sizes)
         return {"clients": len(values), "weighted": weighted, "mean": plain_mean(values)}
 
@@ -317,6 +319,7 @@ class Run:
             yield record["per_client"].get(f"{score}_{moment}", {})
 
     def _values_at(self, index: int, moment: str, score: str) -> Values:
+        moment = "received" if score.startswith(GLOBAL) else moment  # the global model exists after aggregation only
         return dict(next(islice(self.trajectory(moment, score), index, None)))
 
     def _sizes(self, kind: str) -> list[int]:

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from math import inf, isnan
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 
 def weighted_mean(values: Mapping[int, float], weights: Sequence[int] | NDArray[np.int64]) -> float | None:
@@ -29,18 +32,24 @@ def worst_tenth(values: Mapping[int, float], higher_is_better: bool = True) -> f
     0.5
     """
     sign = 1 if higher_is_better else -1
-    return _first_tenth(sorted(values.values(), key=lambda value: -inf if isnan(value) else sign * value))
+    ranked = sorted(values, key=lambda client: -inf if isnan(values[client]) else sign * values[client])
+    return plain_mean({client: values[client] for client in _first_tenth(ranked)})
 
 
-def largest_tenth(values: Mapping[int, float], sizes: Sequence[int]) -> float | None:
+def largest_tenth(
+    values: Mapping[int, float], sizes: Sequence[int], weights: Sequence[int] | None = None
+) -> float | None:
     """Return the mean of the 10 % of clients with the most samples (at least one); ties are broken by client number.
+
+    With `weights`, such as numbers of test samples, the mean is weighted.
 
     >>> largest_tenth({0: 0.5, 1: 0.9, 2: 0.7}, sizes=[10, 30, 30])
     0.9
     """
-    return _first_tenth([values[client] for client in sorted(values, key=lambda client: (-sizes[client], client))])
+    largest = _first_tenth(sorted(values, key=lambda client: (-sizes[client], client)))
+    found = {client: values[client] for client in largest}
+    return plain_mean(found) if weights is None else weighted_mean(found, weights)
 
 
-def _first_tenth(ranked: Sequence[float]) -> float | None:
-    first = ranked[: max(1, round(len(ranked) / 10))]
-    return sum(first) / len(first) if first else None
+def _first_tenth(ranked: Sequence[T]) -> Sequence[T]:
+    return ranked[: max(1, round(len(ranked) / 10))]

@@ -7,6 +7,7 @@ import torch
 
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.fields import Constraint, Fraction, FractionBelow1, PositiveInt, check_fields
+from fedtailor.core.metrics import CLASSIFICATION_METRICS
 from fedtailor.errors import ConfigError
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.participation import Participation
@@ -16,6 +17,7 @@ HeldOut = int | float | list[int] | None  # number of clients, fraction of clien
 _MAX_ROUNDS = 10**6  # papers use a few thousand, and every round keeps a record in memory
 _Rounds = Annotated[PositiveInt, Constraint(f"at most {_MAX_ROUNDS}", lambda value: value <= _MAX_ROUNDS)]
 _Seed = Annotated[int, Constraint("from 0 to 2³² − 1", lambda value: 0 <= value < 2**32)]
+_DifferentNames = Constraint("one or several different names", lambda n: n is None or 0 < len(n) == len(set(n)))
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,14 @@ class TrainingConfig:
     evaluate: Annotated[
         Literal["all", "participants"] | PositiveInt, "clients to evaluate: all, participants, or a number"
     ] = "all"
+    metrics: Annotated[
+        list[str] | None,
+        _DifferentNames,
+        f"metrics of classifiers, the first one ranks: {', '.join(CLASSIFICATION_METRICS)}; none: the model's own",
+    ] = None
+    evaluate_train: Annotated[bool, "also evaluate personal models on their clients' training samples"] = False
+    evaluate_global: Annotated[bool, "also evaluate the global model, of a method that has one"] = False
+    measure_drift: Annotated[bool, "record how far the models of a round's clients are from each other"] = False
     checkpoint_every: Annotated[
         PositiveInt | None, "rounds between checkpoints; none: so that they take less than 5 % of the time"
     ] = None

@@ -12,11 +12,11 @@ from math import isfinite
 import numpy as np
 
 from fedtailor.core.method import Method
-from fedtailor.runs.records import COMMON, Record, Values, merge_disjoint, to_plain
+from fedtailor.runs.records import COMMON, GLOBAL, TRAIN, Record, Values, merge_disjoint, to_plain
 from fedtailor.runs.summaries import plain_mean, weighted_mean
 from fedtailor.training.clients import Evaluation
 
-_SPLITS = {"validation_": "validation", COMMON: "common"}  # prefix of a metric -> samples; others: test samples
+_SPLITS = {"validation_": "validation", COMMON: "common", TRAIN: "train"}  # prefix of a metric; others: test samples
 
 
 def evaluated_clients(evaluate: str | int, num_clients: int, participants: Sequence[int], seed: int) -> list[int]:
@@ -66,8 +66,10 @@ class TrainedValues:
         values = {name: dict(by_client) for name, by_client in found.items()}
         for client in clients:
             if client not in found.get("loss_trained", {}) and client not in self.outdated:
-                received = _values_of(client, found, "_received").items()
-                held = self._values.get(client) or {f"{n.removesuffix('_received')}_trained": v for n, v in received}
+                received = _values_of(client, found, "_received")
+                received = {name: value for name, value in received.items() if not name.startswith(GLOBAL)}
+                same = {f"{name.removesuffix('_received')}_trained": value for name, value in received.items()}
+                held = self._values.get(client) or same
                 for name, value in held.items():
                     values.setdefault(name, {})[client] = value
         return {name: dict(sorted(by_client.items())) for name, by_client in values.items()}

@@ -1,7 +1,7 @@
 """Evaluate personal models on the samples of their clients."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite, isnan
 
 import torch
@@ -11,9 +11,11 @@ from fedtailor.core.batch import SharedContext
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.method import Method
 from fedtailor.core.trees import Tree, take
-from fedtailor.runs.records import COMMON, Values
+from fedtailor.runs.records import COMMON, GLOBAL, TRAIN, Values
 from fedtailor.training.engines import Engine, EngineChoice
 from fedtailor.training.sample_index import SampleIndex
+
+PREFIXES = {"test": "", "common": COMMON, "train": TRAIN}  # split -> prefix of the metrics on its samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,20 +69,25 @@ class Evaluator:
 
 
 def scores(
-    evaluator: Evaluator,
-    clients: Sequence[int],
-    personal: Tree,
-    moment: str,
-    test: SampleIndex,
-    validation: SampleIndex | None = None,
-    common: SampleIndex | None = None,
+    evaluator: Evaluator, clients: Sequence[int], personal: Tree, moment: str, samples: Mapping[str, SampleIndex]
 ) -> dict[str, Values]:
-    """Return the values of these clients' models at a moment, by their names in the record."""
-    results = {f"{name}_{moment}": values for name, values in evaluator(clients, personal, test).items()}
-    if common is not None:
-        found = evaluator(clients, personal, common)
-        results |= {f"{COMMON}{name}_{moment}": values for name, values in found.items()}
-    if validation is not None and validation.sizes[list(clients)].any():
+    """Return the values of these clients' models at a moment, by their names in the record.
+
+    `samples` are those to evaluate on, by split: all metrics on test, common, and train; the score on validation.
+    """
+    results: dict[str, Values] = {}
+    for split, prefix in PREFIXES.items():
+        if split in samples:
+            found = evaluator(clients, personal, samples[split])
+            results |= {f"{prefix}{name}_{moment}": values for name, values in found.items()}
+    if "validation" in samples and samples["validation"].sizes[list(clients)].any():
         score = evaluator.shared.model.score
-        results[f"validation_{moment}"] = evaluator(clients, personal, validation, only=score)[score]
+        results[f"validation_{moment}"] = evaluator(clients, personal, samples["validation"], only=score)[score]
     return results
+
+
+def global_scores(evaluator: Evaluator, clients: Sequence[int], messages: Tree, test: SampleIndex) -> dict[str, Values]:
+    """Return the values of the global model in these clients' messages on their test samples, by their names in the
+    record. The global model is the network with the received parameters, without the method's own outputs."""
+    found = replace(evaluator, method=Method())(clients, messages["params"], test)
+    return {f"{GLOBAL}{name}_received": values for name, values in found.items()}

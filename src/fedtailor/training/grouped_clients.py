@@ -89,7 +89,9 @@ class GroupedClients:
         for name, positions in self._split(round_state.clients):
             own = [round_state.clients[position] for position in positions]
             results = [cohort[name] for cohort in round_state.results if name in cohort]
-            self.groups[int(name)].commit(replace(round_state, clients=own, results=results), number)
+            of_group = replace(round_state, clients=own, results=results)
+            self.groups[int(name)].commit(of_group, number)
+            round_state.metrics_seconds = of_group.metrics_seconds
 
     def evaluate(self, server: Server, clients: Sequence[int], outdated: Set[int], is_last: bool) -> Evaluation:
         """Evaluate the clients of each group; a group without any may have held-out clients."""

@@ -92,7 +92,7 @@ class HeldOutClients:
         found: dict[str, Values] = {}
         for moment in MOMENTS:
             for clients, models in self._models(server, self.numbers, moment):
-                values = scores(self._evaluator, clients, models, moment, self.samples["test"])
+                values = scores(self._evaluator, clients, models, moment, {"test": self.samples["test"]})
                 update_values(found, {f"{HELD_OUT}{name}": by_client for name, by_client in values.items()})
         return found
 

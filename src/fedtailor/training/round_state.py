@@ -33,7 +33,7 @@ class RoundState:
     bytes_up: dict[int, int] = field(default_factory=dict)
     method_metrics: Tree = field(default_factory=dict)
     client_metrics: dict[str, Values] = field(default_factory=dict)
-    metrics_seconds: float = 0.0  # time spent on the method's metrics
+    metrics_seconds: float = 0.0  # time spent on the method's metrics and on drift
     signature: Signature | None = None  # structure of the uploads, set by the first cohort
 
     def find_mismatch(self, upload: Tree) -> str | None:

@@ -60,6 +60,10 @@ def simulate(
     held_out_clients: int | float | Sequence[int] | None = None,
     evaluate_every: int = 1,
     evaluate: Any = "all",
+    metrics: Sequence[str] | None = None,
+    evaluate_train: bool = False,
+    evaluate_global: bool = False,
+    measure_drift: bool = False,
     augmentation: Augmentation | None = None,
     unreliable: Unreliable | None = None,
     channel: Channel | None = None,
@@ -98,6 +102,12 @@ def simulate(
             clients. At every evaluation, they are evaluated as clients that join then.
         evaluate_every: Rounds between evaluations. The last round is always evaluated.
         evaluate: Clients to evaluate: "all", "participants", or a number of clients.
+        metrics: Names of metrics of a classifier, such as ["accuracy", "weighted_f1", "auc_absent_zero"], or of metrics
+            passed to `ft.wrap`; the first one ranks. The default is accuracy, macro F1, and AUC.
+        evaluate_train: Also evaluate personal models on their clients' training samples.
+        evaluate_global: Also evaluate the global model of a method that has one, such as Ditto, on all clients' test
+            samples.
+        measure_drift: Record how far the clients' trained models are from their mean and from what they received.
         augmentation: How training images are flipped, cropped, and cut out at random.
         unreliable: How often clients are unavailable, late, or drop out.
         channel: How uploads are clipped, noised, sparsified, and quantized.
@@ -128,6 +138,10 @@ def simulate(
         held_out_clients=held_out_clients,
         evaluate_every=evaluate_every,
         evaluate=evaluate,
+        metrics=metrics,
+        evaluate_train=evaluate_train,
+        evaluate_global=evaluate_global,
+        measure_drift=measure_drift,
         checkpoint_every=checkpoint_every,
         max_failures=max_failures,
         augmentation=augmentation,
@@ -160,6 +174,8 @@ def make_config(**settings: Any) -> TrainingConfig:
         plain["device"] = str(plain["device"])
     if "held_out_clients" in plain:
         plain["held_out_clients"] = _as_clients(plain["held_out_clients"])
+    if plain.get("metrics") is not None:
+        plain["metrics"] = [plain["metrics"]] if isinstance(plain["metrics"], str) else list(plain["metrics"])
     if plain.get("schedule") is not None:
         plain["schedule"] = [_client_list(clients) for clients in plain["schedule"]]
     parts = {"augmentation": Augmentation(), "unreliable": Unreliable(), "channel": Channel()}

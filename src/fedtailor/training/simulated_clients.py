@@ -22,11 +22,12 @@ from fedtailor.training.channel.payload import mask_absent_rows
 from fedtailor.training.client_failures import ClientFailure, find_failures, find_non_finite, upload_mismatch
 from fedtailor.training.client_update import client_update
 from fedtailor.training.clients import Evaluation
+from fedtailor.training.drift import record_model_drift, record_shared_drift
 from fedtailor.training.engines import Engine, EngineChoice
 from fedtailor.training.engines.pool import WorkerLostError
 from fedtailor.training.engines.sequential import InPlaceMutationError, Sequential
 from fedtailor.training.engines.vectorized import Vectorized, select_rows
-from fedtailor.training.evaluator import Evaluator, scores
+from fedtailor.training.evaluator import Evaluator, global_scores, scores
 from fedtailor.training.held_out import HeldOutClients
 from fedtailor.training.round_state import ClientResults, RoundState, drop_rows, remaining_clients
 from fedtailor.training.sample_index import SampleIndex
@@ -62,6 +63,9 @@ class SimulatedClients:
     first: int | None = 0  # a client of this group; None: only held-out clients have this architecture
     min_clients: int = 0
     held_out: HeldOutClients | None = None  # clients that never train
+    evaluate_train: bool = False  # evaluate personal models on training samples, too
+    evaluate_global: bool = False  # evaluate the global model, too
+    measure_drift: bool = False
 
     @property
     def sizes(self) -> dict[str, list[int]]:
@@ -95,6 +99,8 @@ class SimulatedClients:
         self._leak_check.check(type(self.method).__name__, clients, self.training_samples, uploads)
         encoded = self.channel.encode(uploads, sent, clients, number, self.shared.seed)
         metrics = result["client_metrics"] | self.channel.metrics(uploads, sent)
+        if self.measure_drift:
+            record_shared_drift(round_state, clients, self.setup.model, result["trained"], sent)
         return ClientResults(clients, sent, encoded, metrics, {"state": result["state"], "trained": result["trained"]})
 
     def commit(self, round_state: RoundState, number: int) -> None:
@@ -107,6 +113,8 @@ class SimulatedClients:
             else map_leaves(lambda *parts: torch.cat(parts), *round_state.results)
         )
         results = map_leaves(cache_by_identity(torch.Tensor.contiguous), results)
+        if self.measure_drift:
+            record_model_drift(round_state, self.setup.model, results["trained"])
         self.states.put(round_state.clients, results["state"])
         if self.trained is None:
             self.trained = ClientStates(take(results["trained"], 0))
@@ -120,6 +128,9 @@ class SimulatedClients:
         following = server.rounds_done + 1
         for chunk in _chunks(clients):
             update_values(found.values, self._scores(chunk, self.received_models(server, chunk, following), "received"))
+            if self.evaluate_global:
+                sent = server.serve(server.state, chunk, following)
+                update_values(found.values, global_scores(self._evaluator, chunk, sent, self.samples["test"]))
             if self.method.has_evaluation_metrics:
                 found = self._add_method_metrics(found, chunk, server.send(server.state, chunk, following), following)
         for chunk in _chunks([client for client in clients if client in outdated]):
@@ -139,9 +150,8 @@ class SimulatedClients:
         return replace(found, totals=add(found.totals, sums) if found.totals else sums)
 
     def _scores(self, clients: Sequence[int], personal: Tree, moment: str) -> dict[str, Values]:
-        test, validation, common = (self.samples.get(split) for split in ("test", "validation", "common"))
-        assert test is not None
-        return scores(self._evaluator, clients, personal, moment, test, validation, common)
+        samples = {split: own for split, own in self.samples.items() if split != "train" or self.evaluate_train}
+        return scores(self._evaluator, clients, personal, moment, samples)
 
     @cached_property
     def _evaluator(self) -> Evaluator:

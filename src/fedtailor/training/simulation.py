@@ -65,6 +65,8 @@ def build_simulation(
     clients that never train; `ClientModels` name the networks of the clients that train, then of those held out.
     """
     retain_freed_memory()
+    if config.evaluate_global:
+        method.check_global_model()
     samples = _split_samples(fed, config.validation, config.seed, config.torch_device)
     if config.patience is not None and not samples["validation"].sizes.any():
         raise DataError("No client has validation data, which patience needs; use a larger validation fraction.")
@@ -99,6 +101,9 @@ def build_simulation(
             states=ClientStates(method.init_client(setup)),
             architecture=number,
             first=next((client for client in range(fed.num_clients) if of_client[client] == number), None),
+            evaluate_train=config.evaluate_train,
+            evaluate_global=config.evaluate_global,
+            measure_drift=config.measure_drift,
         )
         for number, (setup, shared) in enumerate(networks)
     ]
@@ -138,8 +143,9 @@ def _prepare_networks(
         else:
             shared = make_shared_context(config, network, fed, sizes, len(schedule), participation, largest)
         output_shape = check_model_fits(network.eval_mode, params, shared, fed)
-        network, shared = network.with_metrics_for(fed.classes, output_shape), find_dropout_calls(shared, params)
-        shared = replace(shared, model=shared.model.with_metrics_for(fed.classes, output_shape))
+        targets = fed.classes, output_shape, config.metrics
+        network, shared = network.with_metrics_for(*targets), find_dropout_calls(shared, params)
+        shared = replace(shared, model=shared.model.with_metrics_for(*targets))
         device = config.torch_device
         setup = Setup(network, params, fed.num_clients, sizes.to(device), len(schedule), config.seed)
         check_method_memory(method, setup)

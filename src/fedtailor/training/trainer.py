@@ -21,11 +21,13 @@ import torch
 from fedtailor.core.system import deterministic
 from fedtailor.runs.records import Record, Records, merge_disjoint, to_plain
 from fedtailor.runs.run import Run
+from fedtailor.runs.summaries import plain_mean
 from fedtailor.training.channel.payload import count_bytes
 from fedtailor.training.checkpointing import CheckpointManager
 from fedtailor.training.client_failures import TooFewClientsError, check_failure_rate, check_finite
 from fedtailor.training.clients import Clients
 from fedtailor.training.config import TrainingConfig
+from fedtailor.training.drift import MODEL_DRIFT, SHARED_DRIFT
 from fedtailor.training.early_stopping import EarlyStopping
 from fedtailor.training.evaluation import TrainedValues, add_evaluation, evaluated_clients
 from fedtailor.training.round_state import RoundState, drop_rows, remaining_clients
@@ -179,6 +181,11 @@ class Trainer(Generic[C]):
                 for kind in ("", "_mean")
             },
             **self.server.privacy_spent(),
+            **{
+                f"{name}_mean": plain_mean(round_state.client_metrics[name])
+                for name in (MODEL_DRIFT, SHARED_DRIFT)
+                if self.config.measure_drift and name in round_state.client_metrics
+            },
             "method_metrics": {name: to_plain(value) for name, value in round_state.method_metrics.items()},
             "per_client": merge_disjoint({"bytes_up": bytes_up, "bytes_down": bytes_down}, round_state.client_metrics),
         }

@@ -26,7 +26,7 @@ from fedtailor.training.client_failures import find_non_finite
 from fedtailor.training.client_update import client_update, make_shared_context, personal_state_dict
 from fedtailor.training.engines import EngineChoice
 from fedtailor.training.engines.sequential import Sequential
-from fedtailor.training.evaluator import Evaluator, scores
+from fedtailor.training.evaluator import Evaluator, global_scores, scores
 from fedtailor.training.preflight import choose_num_threads, measure_step_cost
 
 log = logging.getLogger("fedtailor")
@@ -105,15 +105,18 @@ class Worker:
     @torch.no_grad()
     def evaluate(self, message: Tree) -> dict[str, Any]:
         """Evaluate the personal models on this client's data, save them, and return the reply's fields."""
-        request, method = self._request, self._client.method
+        request, method, deployment = self._request, self._client.method, self._client.deployment
         state, sent = self._load_state(message), self._stacked(message)
         received = self._apply(method.personalize, request.round, state, sent)
         trained = self._trained_model(received)
         evaluator = Evaluator(method, replace(self._shared, model=self._model.eval_mode), EngineChoice("sequential"))
-        clients = [request.index]
+        clients, samples = [request.index], {"test": self._test, "validation": self._validation}
+        samples |= {"train": self._train} if deployment.evaluate_train else {}
         with deterministic(self._threads):
-            values = scores(evaluator, clients, received, "received", self._test, self._validation)
-            values |= scores(evaluator, clients, trained, "trained", self._test, self._validation)
+            values = scores(evaluator, clients, received, "received", samples)
+            values |= scores(evaluator, clients, trained, "trained", samples)
+            if deployment.evaluate_global:
+                values |= global_scores(evaluator, clients, sent, self._test)
             values["loss"] = evaluator(clients, trained, self._train, only="loss")["loss"]
         reported = {name: by_client[request.index] for name, by_client in values.items() if request.index in by_client}
         tensors = (

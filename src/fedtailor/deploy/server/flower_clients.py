@@ -20,7 +20,7 @@ from fedtailor.deploy.server.membership import Member, Membership, read_reply
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import Deployment, deployment_digest
 from fedtailor.runs.client_states import ClientStates
-from fedtailor.runs.records import Values, update_values
+from fedtailor.runs.records import GLOBAL, TRAIN, Values, update_values
 from fedtailor.runs.run import MOMENTS
 from fedtailor.runs.serialization import packed_size
 from fedtailor.training.channel.payload import mask_absent_rows
@@ -215,8 +215,11 @@ class FlowerClients:
     @property
     def _score_names(self) -> set[str]:
         """The names of the values that a client may report."""
-        names = ("loss", "validation", *self.model.metrics)
-        return {"loss"} | {f"{name}_{moment}" for name in names for moment in MOMENTS}
+        metrics = ("loss", *self.model.metrics)
+        train = [f"{TRAIN}{name}" for name in metrics] if self.deployment.evaluate_train else []
+        names = {f"{name}_{moment}" for name in ("validation", *metrics, *train) for moment in MOMENTS}
+        of_global = {f"{GLOBAL}{name}_received" for name in metrics} if self.deployment.evaluate_global else set()
+        return {"loss"} | names | of_global
 
     def _fields(self, client: int, number: int) -> dict[str, Any]:
         participation = self.deployment.participation
