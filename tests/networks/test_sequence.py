@@ -175,7 +175,7 @@ def test_settings_from_files_and_flags_choose_the_network(tmp_path: Path) -> Non
     ("x", "settings", "words"),
     [
         (torch.zeros(2, 3), {}, "needs tokens"),
-        (torch.zeros(2, 3, dtype=torch.uint8), {}, "needs tokens"),
+        (torch.zeros(2, 3, dtype=torch.uint8), {}, "convert them to int64 if they are tokens"),
         (torch.zeros(2, 3, 3, dtype=torch.int64), {}, "needs tokens"),
         (torch.tensor([[1, 2], [1, -1]]), {}, "Client 0 has negative tokens"),
         (torch.tensor([[1, 2], [9, 1]]), {"vocabulary": 5}, "network.vocabulary to at least 10"),
