@@ -17,7 +17,9 @@ from fedtailor.core.optimizers import Optimizer, OptimizerName, Schedule, Schedu
 _UPDATE = ("momentum", "nesterov", "betas", "eps", "weight_decay", "clip_norm")  # fields of `Optimizer`, besides lr
 _Betas = Annotated[
     tuple[float, float],
-    Constraint("two numbers, at least 0 and below 1", lambda pair: _is_pair(pair) and all(0 <= b < 1 for b in pair)),
+    Constraint(
+        "a tuple of two numbers, at least 0 and below 1", lambda pair: _is_pair(pair) and all(0 <= b < 1 for b in pair)
+    ),
 ]
 
 
