@@ -42,7 +42,7 @@ def build(method: ft.Method, clients: int) -> tuple[ft.trees.Tree, Exchange]:
     for name, leaf in sent["params"].items():
         common = direction.reshape(-1, *[1] * (leaf.ndim - 1)) * torch.randn(leaf.shape[1:])
         received[name] = leaf + 0.01 * (common + torch.randn(leaf.shape))
-    return server, Exchange(1, indices, clients, sizes, model, sent, {"params": received})
+    return server, Exchange(1, indices, clients, sizes, model, sent, {"params": received}, sizes.sum())
 
 
 def seconds(function: Any) -> float:

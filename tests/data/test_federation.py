@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import fedtailor as ft
 from conftest import error_message
-from fedtailor.data import datasets
+from fedtailor.data.image_datasets import MNIST
 from fedtailor.data.partition import PARTITIONS
+from fedtailor.data.sample_table import SampleTable
 from support.datasets import ListDataset
 
 Array = NDArray[Any]
@@ -367,7 +367,7 @@ def test_with_normalization_of_tokens_or_several_parts_raises() -> None:
 
 def test_load_with_normalize_is_recorded_and_reproduced() -> None:
     fed = ft.load("digits", clients=3, normalize=True)
-    again = datasets.Data(**fed.settings).load()
+    again = ft.load(**fed.settings)
     assert fed.mean is not None and (fed.mean, fed.std) == (again.mean, again.std)
     assert ft.load("digits", clients=3).with_normalization().settings == fed.settings
 
@@ -438,8 +438,8 @@ def test_load_with_invalid_settings_raises(name: str, settings: dict[str, Any], 
 
 
 def test_load_with_unknown_partition_raises_before_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fetch(folder: Path | None) -> tuple[Array, Array]:
+    def fetch(data: MNIST) -> SampleTable:
         raise AssertionError("downloaded")
 
-    monkeypatch.setitem(datasets.DATASETS, "far-away", datasets.Dataset(fetch, "mlp", ""))
-    assert "did you mean 'dirichlet'" in error_message(lambda: ft.load("far-away", partition="dirichlett"))
+    monkeypatch.setattr(MNIST, "read", fetch)
+    assert "did you mean 'dirichlet'" in error_message(lambda: ft.load("mnist", partition="dirichlett"))

@@ -9,7 +9,8 @@ from PIL import Image
 
 from conftest import error_message
 from fedtailor.data import image_formats
-from fedtailor.data.image_formats import CIFAR10, MNIST, Images, read_publisher_folder
+from fedtailor.data.image_formats import CIFAR10, MNIST, read_publisher_folder
+from fedtailor.data.sample_table import SampleTable
 from support.corrupted_files import idx_bytes
 from support.published_files import COLOR, COLOR_Y, GRAY, cifar_binary, cifar_sheets, mnist_files, png, write_files
 
@@ -22,21 +23,22 @@ SHEET = png(COLOR[:2])
 HUGE = SHEET[:16] + (1 << 20).to_bytes(4, "big") * 2 + SHEET[24:]
 
 
-def read(folder: Path, kind: str, changed: dict[str, bytes]) -> Images:
+def read(folder: Path, kind: str, changed: dict[str, bytes]) -> SampleTable:
     """Read the files of a data set, of which some are replaced."""
     return read_publisher_folder(MNIST if kind == "mnist" else CIFAR10, write_files(folder, FILES[kind] | changed))
 
 
 def test_read_publisher_folder_prefers_unzipped_files(tmp_path: Path) -> None:
     zipped = {f"{name}.gz": gzip.compress(content) for name, content in mnist_files(255 - GRAY).items()}
-    np.testing.assert_array_equal(read(tmp_path, "mnist", zipped)[0][:, 0], GRAY)
+    np.testing.assert_array_equal(np.asarray(read(tmp_path, "mnist", zipped).x)[:, 0], GRAY)
 
 
 @pytest.mark.parametrize("kind", ["records", "sheets"])
 def test_read_publisher_folder_of_cifar10_returns_images(kind: str, tmp_path: Path) -> None:
-    x, y = read(tmp_path, kind, {})
-    np.testing.assert_array_equal(x, COLOR)
-    assert y.tolist() == COLOR_Y.tolist()
+    table = read(tmp_path, kind, {})
+    np.testing.assert_array_equal(table.x, COLOR)
+    assert table.y.tolist() == COLOR_Y.tolist()
+    assert table.is_test is not None and np.flatnonzero(table.is_test).tolist() == [10, 11]
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,8 @@ def test_run_on_pfllib_data_resumes_from_its_folder(tmp_path: Path) -> None:
     ("settings", "words"),
     [
         ({}, "needs data.folder"),
-        ({"folder": "x", "clients": 5}, "already split into clients; remove data.clients"),
-        ({"folder": "x", "test": 0.5}, "remove data.test"),
+        ({"folder": "x", "clients": 5}, "no setting of the data set pfllib 'clients'"),
+        ({"folder": "x", "test": 0.5}, "no setting of the data set pfllib 'test'"),
         ({"folder": "nowhere"}, "config.json"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import os
 import zipfile
 from pathlib import Path
@@ -14,7 +15,9 @@ from PIL import Image
 import fedtailor as ft
 from conftest import error_message
 from fedtailor.core import memory_limits
-from fedtailor.data import download, image_formats
+from fedtailor.data import image_formats
+from fedtailor.data.cache import checksum_text
+from fedtailor.data.image_datasets import MNIST
 from fedtailor.runs.serialization import unpack
 from support import corrupted_files
 from support.corrupted_files import folder_error
@@ -244,8 +247,10 @@ def test_labels_beyond_limit_raise() -> None:
 
 def cache_mnist(cache: Path, **arrays: Any) -> None:
     """Write a cached file with a valid checksum, as other programs can."""
-    np.savez_compressed(cache / "mnist.npz", **arrays)
-    text = download._checksum_text(cache / "mnist.npz", download.SOURCES["mnist"])
+    info = json.dumps({"classes": 10, "owner_names": [], "class_names": None})
+    np.savez_compressed(cache / "mnist.npz", **arrays, info=np.frombuffer(info.encode(), np.uint8))
+    assert MNIST.source is not None
+    text = checksum_text(cache / "mnist.npz", MNIST.source.fingerprint)
     (cache / "mnist.npz.sha256").write_text(text)
 
 
@@ -254,13 +259,13 @@ def test_cache_with_invalid_arrays_raises(tmp_path: Path, monkeypatch: pytest.Mo
     x, y = np.zeros((2, 1, 2, 2), np.uint8), np.array([0, 1])
     wrong: list[dict[str, Any]] = [
         {"x": x}, {"x": x[0], "y": y}, {"x": x, "y": y + 9}, {"x": x, "y": y[:1]}, {"x": x[:0], "y": y[:0]},
-        {"x": x / 2, "y": y}, {"x": x, "y": np.array([None, 1])},
+        {"x": x, "y": y / 2}, {"x": x, "y": np.array([None, 1])},
     ]  # fmt: skip
     for arrays in wrong:
         cache_mnist(tmp_path, **arrays)
-        assert "does not contain images and labels; delete it" in error_message(lambda: download.load_arrays("mnist"))
+        assert "does not contain a table of samples; delete it" in error_message(lambda: MNIST().read())
     cache_mnist(tmp_path, x=x, y=y)
-    assert download.load_arrays("mnist")[1].tolist() == [0, 1]
+    assert MNIST().read().y.tolist() == [0, 1]
 
 
 @pytest.mark.usefixtures("little_memory")
@@ -268,7 +273,7 @@ def test_cache_bomb_is_not_decompressed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
     cache_mnist(tmp_path, x=np.zeros((40 * MIB, 1, 1, 1), np.uint8), y=np.zeros(5 * MIB))
     with assert_memory_below(5 * MIB):
-        error_message(lambda: download.load_arrays("mnist"))
+        error_message(lambda: MNIST().read())
 
 
 # tensors

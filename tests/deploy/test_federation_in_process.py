@@ -111,9 +111,10 @@ def test_run_of_each_method_gives_same_models_as_simulation(
         {"method": "fedavg", "channel": {"top": 0.01}},
         {"method": "fedrep", "channel": {"quantize": "float16"}},
         {"method": {"name": "fedper", "optimizer": "adam", "keep_optimizer_state": True, "lr_schedule": "cosine"}},
+        {"method": {"name": "ditto", "momentum": 0.9, "keep_optimizer_state": True, "weights": "uniform"}},
         {"method": {"name": "apple", "limit": 1}},  # the state of a client has a row per client
     ],
-    ids=["one by one", "validation", "int8", "top", "float16", "kept optimizer", "rows"],
+    ids=["one by one", "validation", "int8", "top", "float16", "kept optimizer", "two kept optimizers", "rows"],
 )
 def test_run_with_other_settings_gives_same_models_as_simulation(
     settings: dict[str, Any], create: Callable[..., InProcessFederation]

@@ -9,7 +9,8 @@ import pytest
 
 import fedtailor as ft
 from conftest import METHOD_PARAMS, error_message
-from fedtailor.data.datasets import Data
+from fedtailor.data.datasets import DATASETS
+from fedtailor.data.image_datasets import MNIST, Digits
 from fedtailor.experiments.deployment import Deployment, Inputs
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import parse_overrides
@@ -50,7 +51,7 @@ def test_flags_take_precedence_over_the_file() -> None:
         parse_overrides(["--method.mu", "0.7", "--rounds", "9", "--data", "mnist"]).apply_to(tomllib.loads(TOML))
     )
     assert experiment.method == ft.methods.FedProx(mu=0.7)
-    assert isinstance(experiment.data, Data)
+    assert isinstance(experiment.data, MNIST)
     assert (experiment.rounds, experiment.data.name, experiment.data.clients) == (9, "mnist", 6)
 
 
@@ -122,7 +123,7 @@ def test_parse_overrides_incomplete_flags_raise(words: list[str], message: str) 
         *METHODS.values(),
         *NETWORKS.values(),
         Experiment,
-        Data,
+        *DATASETS.values(),
         ft.Augmentation,
         ft.Unreliable,
         ft.Channel,
@@ -152,7 +153,7 @@ def test_held_out_clients_are_saved_as_they_were_given(text: str, value: Any, tm
     assert experiment.held_out_clients == value and type(experiment.held_out_clients) is type(value)
     run = experiment.run(folder=tmp_path)
     saved = make_experiment(read_experiment_file(tmp_path / "experiment.toml"))
-    assert saved.held_out_clients == value and isinstance(saved.data, Data) and saved.data.common_test == 0.1
+    assert saved.held_out_clients == value and isinstance(saved.data, Digits) and saved.data.common_test == 0.1
     assert len(run.held_out_clients) == {"2": 2, "0.25": 1, "1,3": 2, "[3]": 1, "none": 0}[text]
 
 

@@ -15,8 +15,10 @@ import fedtailor as ft
 from fedtailor import networks
 from fedtailor.core import memory_limits
 from fedtailor.core.batch import take_samples
-from fedtailor.data import datasets, image_formats
-from fedtailor.data.datasets import Data, Dataset
+from fedtailor.data import image_formats
+from fedtailor.data.datasets import DATASETS
+from fedtailor.data.image_datasets import Digits
+from fedtailor.data.sample_table import SampleTable
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.methods import METHODS
@@ -39,7 +41,8 @@ def _fields(kind: type[Any], prefix: str) -> list[str]:
 
 COMMON_FIELDS = [
     *(name for name in _fields(Experiment, "") if name not in ("method", "data", "network")),
-    *_fields(Data, "data."), *_fields(ft.Augmentation, "augmentation."), *_fields(Channel, "channel."),
+    *(name for kind in DATASETS.values() for name in _fields(kind, "data.")),
+    *_fields(ft.Augmentation, "augmentation."), *_fields(Channel, "channel."),
     *_fields(Unreliable, "unreliable."),
     *(name for kind in NETWORKS.values() for name in _fields(kind, "network.")),
     "method", "data", "network", "network.name", "nonsense", "method.nonsense", "method.inner.lr", "method.inner", "",
@@ -160,7 +163,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (networks, memory_limits):
         monkeypatch.setattr(module, "total_memory", lambda device: MEMORY)
     x, y = np.zeros((240, 1, 28, 28), np.uint8), np.arange(240) % 3
-    monkeypatch.setitem(datasets.DATASETS, "digits", Dataset(lambda folder: (x, y), "mlp", "tiny"))
+    monkeypatch.setattr(Digits, "read", lambda data: SampleTable(x, y, 3))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # pillow warns about damaged images

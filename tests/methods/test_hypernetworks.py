@@ -36,18 +36,28 @@ def make_trunk(values: Tree, end: Sequence[nn.Module] = ()) -> nn.Sequential:
     return nn.Sequential(*layers, *end)
 
 
+Learner = tuple[Weights, torch.optim.Optimizer]  # weights of a client, and the optimizer that changes them in place
+
+
+def make_learner(weights: Weights, m: PFedHN) -> Learner:
+    live: Weights = {name: nn.Parameter(weight.detach().clone()) for name, weight in weights.items()}
+    return live, torch.optim.SGD(live.values(), lr=m.lr, momentum=m.momentum, weight_decay=m.weight_decay)
+
+
 def torch_sgd(
-    problem: Problem, weights: Weights, batches: Sequence[Tensor], clipped_names: Sequence[str], m: PFedHN
-) -> Weights:
+    problem: Problem, weights: Weights, batches: Sequence[Tensor], clipped_names: Sequence[str], m: PFedHN,
+    learner: Learner,
+) -> Weights:  # fmt: skip
     """Run torch.optim.SGD on these batches, with gradient clipping for the given names."""
-    live: Weights = {name: nn.Parameter(weight.clone()) for name, weight in weights.items()}
-    optimizer = torch.optim.SGD(live.values(), lr=m.lr, momentum=m.momentum, weight_decay=m.weight_decay)
+    live, optimizer = learner
+    for name, weight in weights.items():
+        live[name].data.copy_(weight)
     for batch in batches:
         optimizer.zero_grad()
         problem.loss(live, batch).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_([live[name] for name in clipped_names], m.clip)
         optimizer.step()
-    return {name: weight.detach() for name, weight in live.items()}
+    return {name: weight.detach().clone() for name, weight in live.items()}
 
 
 # pFedHN
@@ -84,6 +94,7 @@ def literal_pfedhn(
     )
     heads = [{n: w for n, w in problem.start.items() if m.local_head and n.startswith("head.")} for _ in problem.sizes]
     trained = [{**network(i), **heads[i]} for i in range(problem.num_clients)]
+    learners = [make_learner(problem.start, m) for _ in problem.sizes]
     for t, cohort in enumerate(schedule, start=1):
         for clients in [[i] for i in cohort] if m.turns else [cohort]:
             generated = [network(i) for i in clients]
@@ -92,7 +103,8 @@ def literal_pfedhn(
                 before = {name: w.detach() for name, w in weights.items()}
                 stream = problem.stream(t, i)
                 batches = [next(stream) for _ in range(m.steps)]
-                after = trained[i] = torch_sgd(problem, {**before, **heads[i]}, batches, list(before), m)
+                learner = learners[i] if m.keep_optimizer_state else make_learner(problem.start, m)
+                after = trained[i] = torch_sgd(problem, {**before, **heads[i]}, batches, list(before), m, learner)
                 heads[i] = {name: after[name] for name in heads[i]}
                 sign = -1 if m.printed_sign else 1
                 upstream.append([sign * (before[name] - after[name]) / len(clients) for name in before])
@@ -111,7 +123,8 @@ HYPER: dict[str, Any] = {"lr": 0.05, "steps": 4, "hidden": 6, "hyper_lr": 0.3}
 @pytest.mark.parametrize(
     "changed", [{}, {"turns": True}, {"clip": 0.3}, {"clip": 0.05, "lr": 2.0}, {"local_head": True},
                 {"printed_sign": True}, {"local_head": True, "clip": 0.2, "turns": True},
-                {"hyper_momentum": 0.0, "hyper_weight_decay": 0.1}, {"momentum": 0.0, "weight_decay": 0.1}], ids=str,
+                {"hyper_momentum": 0.0, "hyper_weight_decay": 0.1}, {"momentum": 0.0, "weight_decay": 0.1},
+                {"keep_optimizer_state": True, "local_head": True}], ids=str,
 )  # fmt: skip
 def test_pfedhn_equals_literal_version(changed: dict[str, Any]) -> None:
     method = PFedHN(**HYPER | changed)

@@ -203,7 +203,9 @@ def choose(method: ft.Method, changes: dict[str, Vectors]) -> tuple[list[int], l
         for client, vector in enumerate(vectors):
             trained[name][client].view(-1)[: len(vector)] += torch.tensor(vector, dtype=torch.float64)
     sent = method.send(server, clients, 1)
-    server = method.receive(server, ft.Exchange(1, clients, count, sizes, model, sent, {"params": trained}))
+    server = method.receive(
+        server, ft.Exchange(1, clients, count, sizes, model, sent, {"params": trained}, sizes.sum())
+    )
     return server["conflicts"].tolist(), [int(own) for own in server["personal"]]
 
 

@@ -91,7 +91,8 @@ class GrowingFederation:
         sent = self.sent(*clients)
         result = self.engine.apply(train, self.number, clients, stack([self.states[c] for c in clients]), sent)
         sizes, received = torch.tensor([SIZES[client] for client in clients]), mask_absent_rows(result["upload"])
-        exchange = Exchange(self.number, clients, self.count, sizes, self.model, sent, received)
+        total = torch.tensor(sum(SIZES[: self.count]))
+        exchange = Exchange(self.number, clients, self.count, sizes, self.model, sent, received, total)
         self.server = self.method.receive(self.server, exchange)
         for position, client in enumerate(clients):
             self.states[client] = take(result["state"], position)
@@ -225,7 +226,7 @@ INITIAL_PARTS = [
     }.items()),
     ("fedas", "params", "both"), ("fedgh", "params", "both"),
     ("scaffold", "control", "zero"), ("fedadmm", "dual", "zero"), ("fedapm", "dual", "zero"),
-    ("fedrod", "head", "zero"), ("dbe", "memory", "zero"),
+    ("fedrod", "head", "zero"), ("dbe", "memory", "zero"), ("ditto, kept optimizers", "own_optimizer", "zero"),
 ]  # fmt: skip
 
 
@@ -332,13 +333,18 @@ INVARIANTS: dict[str, Invariant] = {
 }
 
 
-@pytest.mark.parametrize("name", INVARIANTS)
-def test_mean_over_all_clients_includes_newcomers(name: str, net: nn.Module) -> None:
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [("fedapm", None), *((name, weights) for name in ("fedadmm", "scaffold") for weights in ("uniform", "size"))],
+)
+def test_mean_over_all_clients_includes_newcomers(name: str, weights: str | None, net: nn.Module) -> None:
     """The mean of π_i + ρ(u_i − u) is 0, θ is the mean of w_i + y_i/ρ, and c is the mean of c_i."""
-    federation = GrowingFederation(METHODS[name](), net).train_round().train_round(0, 2).grow()
+    method = METHODS[name](**{"weights": weights} if weights else {})
+    shares = list(map(float, SIZES[:4])) if weights == "size" else None
+    federation = GrowingFederation(method, net).train_round().train_round(0, 2).grow()
     for clients in ([], [0, 1], [1, 3], [0, 1, 2, 3]):
         federation = federation.train_round(*clients) if clients else federation
-        terms = average([INVARIANTS[name](federation.server, state) for state in federation.states.values()])
+        terms = average([INVARIANTS[name](federation.server, own) for own in federation.states.values()], shares)
         assert len(federation.states) == 4 and same(terms, zeros_like(terms), tolerance=1e-11)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
-from fedtailor.data import download
+from fedtailor.data.image_datasets import MNIST
 from fedtailor.methods import METHODS
 
 SEEDS = (0, 1, 2)
@@ -80,8 +80,9 @@ def test_fedavg_exceeds_local_training_for_small_iid_clients() -> None:
 def test_mnist_download_has_published_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
     try:
-        x, y = download.load_arrays("mnist")
+        table = MNIST().read()
     except ft.FedTailorError as error:
         pytest.skip(f"MNIST is not available: {error}")
-    assert x.shape == (70_000, 1, 28, 28) and np.bincount(y).min() > 6_000
+    x = np.asarray(table.x)
+    assert x.shape == (70_000, 1, 28, 28) and np.bincount(table.y).min() > 6_000
     assert abs(x[:60_000].mean() / 255 - 0.1307) < 1e-4  # as published

@@ -70,14 +70,21 @@ def compute_test_loss(problem: Problem, client: int, predict: Callable[[Tensor],
 
 
 class LiteralDBE:
-    """A literal version of DBE; the phase before round 1 is part of round 1."""
+    """A literal version of DBE; the phase before round 1 is part of round 1.
 
-    def __init__(self, problem: Problem, schedule: Sequence[Sequence[int]], kappa: float, mu: float) -> None:
-        self.problem, self.kappa, self.mu, self.lr, self.epochs = problem, kappa, mu, 0.1, 2
+    Each client has one optimizer for its copy of θ and its bias, which is never reset.
+    """
+
+    def __init__(
+        self, problem: Problem, schedule: Sequence[Sequence[int]], kappa: float, mu: float, momentum: float
+    ) -> None:
+        self.problem, self.kappa, self.mu, self.momentum, self.epochs = problem, kappa, mu, momentum, 2
         self.theta = problem.start
         self.bias = [torch.zeros(WIDTH, dtype=torch.float64) for _ in problem.sizes]
         self.consensus = torch.zeros(WIDTH, dtype=torch.float64)
         self.trained = [problem.start for _ in problem.sizes]
+        self.live = [with_grad(problem.start | {"bias": zero}) for zero in self.bias]
+        self.optimizers = [self.optimizer(live) for live in self.live]
         for t, clients in enumerate(schedule, start=1):
             if t == 1:
                 means = [self.initial_mean(i) for i in clients]
@@ -90,40 +97,48 @@ class LiteralDBE:
                     (problem.sizes[i] / total * m for i, m in zip(clients, means, strict=True)), torch.zeros(())
                 )
 
+    def optimizer(self, live: Weights) -> torch.optim.Optimizer:
+        return torch.optim.SGD(live.values(), lr=0.1, momentum=self.momentum)
+
     def initial_mean(self, i: int) -> Tensor:
-        """Run local epochs from θ⁰ without DBE and return the running mean; the weights are discarded."""
-        theta, r = self.problem.start, torch.zeros(WIDTH, dtype=torch.float64)
+        """Run local epochs from θ⁰ without DBE and return the running mean; weights and optimizer are discarded."""
+        theta, r = with_grad(self.problem.start), torch.zeros(WIDTH, dtype=torch.float64)
+        optimizer = self.optimizer(theta)
         for e in range(self.epochs):
             for batch in self.problem.batches(1, i, e):
-                theta = with_grad(theta)
                 z = features(theta, self.problem.fed.x[batch])
                 r = (1 - self.mu) * r + self.mu * z.mean(0).detach()
-                loss = F.cross_entropy(head_outputs(theta, z), self.problem.fed.y[batch])
-                [theta] = sgd_step(loss, [theta], self.lr, [0.0])
+                optimizer.zero_grad()
+                F.cross_entropy(head_outputs(theta, z), self.problem.fed.y[batch]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
         return r
 
     def client(self, t: int, i: int) -> Weights:
-        theta, r = self.theta, torch.zeros(WIDTH, dtype=torch.float64)
+        live, optimizer, r = self.live[i], self.optimizers[i], torch.zeros(WIDTH, dtype=torch.float64)
+        for name, weight in self.theta.items():
+            live[name].data.copy_(weight)
         for e in range(self.epochs):
             for batch in self.problem.batches(t, i, e):
-                theta, own = with_grad(theta), with_grad({"bias": self.bias[i]})
-                z = features(theta, self.problem.fed.x[batch])
+                z = features(live, self.problem.fed.x[batch])
                 r = (1 - self.mu) * r.detach() + self.mu * z.mean(0)
-                loss = F.cross_entropy(head_outputs(theta, z + own["bias"]), self.problem.fed.y[batch])
+                loss = F.cross_entropy(head_outputs(live, z + live["bias"]), self.problem.fed.y[batch])
                 if t > 1:
                     loss = loss + self.kappa * (0.5 * (r - self.consensus) ** 2).mean()
-                theta, own = sgd_step(loss, [theta, own], self.lr, [0.0, 0.0])
-                self.bias[i] = own["bias"]
-        return theta
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+        trained = {name: weight.detach().clone() for name, weight in live.items()}
+        self.bias[i] = trained.pop("bias")
+        return trained
 
     def received(self, i: int, x: Tensor) -> Tensor:
         return head_outputs(self.theta, features(self.theta, x) + self.bias[i])
 
 
-@pytest.mark.parametrize("mu", [1.0, 0.3])
-def test_dbe_equals_literal_version(problem: Problem, mu: float) -> None:
-    run = problem.run(DBE(kappa=3.0, mu=mu), SCHEDULE)
-    literal = LiteralDBE(problem, SCHEDULE, kappa=3.0, mu=mu)
+@pytest.mark.parametrize(("mu", "momentum"), [(1.0, 0.0), (0.3, 0.0), (0.3, 0.9)])
+def test_dbe_equals_literal_version(problem: Problem, mu: float, momentum: float) -> None:
+    run = problem.run(DBE(kappa=3.0, mu=mu, momentum=momentum, keep_optimizer_state=True), SCHEDULE)
+    literal = LiteralDBE(problem, SCHEDULE, kappa=3.0, mu=mu, momentum=momentum)
     assert same(run.server["params"], literal.theta, 1e-10)
     assert torch.allclose(run.server["consensus"], literal.consensus, atol=1e-10)
     for i in range(5):

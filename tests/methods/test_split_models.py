@@ -223,7 +223,8 @@ def test_fedas_with_zero_fisher_information_uses_uniform_weights() -> None:
     """If the squares of all gradients underflow to 0, the mean is uniform."""
     received = stack([{"params": {"w": torch.tensor([v])}, "fisher": torch.tensor(0.0)} for v in (1.0, 3.0)])
     model = ft.wrap(make_problem().net)
-    exchange = ft.Exchange(1, [0, 1], 2, torch.tensor([5, 1]), model, sent={}, received=received)
+    sizes = torch.tensor([5, 1])
+    exchange = ft.Exchange(1, [0, 1], 2, sizes, model, sent={}, received=received, total_size=sizes.sum())
     assert FedAS().receive({}, exchange)["params"]["w"].item() == 2.0
 
 

@@ -23,6 +23,9 @@ KINDS: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     *[("cnn", SMALL, {"norm": norm}) for norm in ("none", "group", "batch")],
     *[("resnet9", SMALL, {"norm": norm, "blocks": (1, 1, 1, 1)}) for norm in ("none", "group", "batch")],
     *[("resnet20", SMALL, {"norm": norm, "blocks": (1, 2, 1)}) for norm in ("none", "group", "batch")],
+    ("cnn", SMALL, {"channels": (4, 8), "repeats": 2, "hidden": (7, 5)}),
+    ("cnn", (1, 16, 16), {"kernel": 5, "padded": False}),
+    ("resnet18", SMALL, {"blocks": (1, 1, 1, 1), "channels": (4, 4, 8, 8)}),
 ]
 every_network = pytest.mark.parametrize(
     ("name", "shape", "settings"), KINDS, ids=["-".join([name, *map(str, s.values())][:2]) for name, _, s in KINDS]
@@ -133,6 +136,100 @@ def test_resnets_equal_architecture_of_fedlag(
         assert len(convolutions) == 2 * count and {s[0] for s in convolutions} == {width}
     assert [found[f"{layer}.weight"][0] for layer in ("fc1", "fc2", "head")] == [256, 128, 10]
     assert megabytes(model) == pytest.approx(size, rel=0.01)
+
+
+def parameters(model: ft.Model) -> int:
+    return sum(p.numel() for p in model.trainable(model.init(0)).values())
+
+
+def count_resnet(image: int, channels: tuple[int, ...], blocks: tuple[int, ...], shortcuts: bool) -> int:
+    """Return the number of weights of the convolutions, which have no biases, with or without those of shortcuts."""
+    total, before = 9 * image * channels[0], channels[0]
+    for group, (width, number) in enumerate(zip(channels, blocks, strict=True)):
+        total += 9 * before * width + 9 * width * width * (2 * number - 1)
+        total += before * width if shortcuts and group else 0
+        before = width
+    return total
+
+
+def test_resnet20_of_cifar100_has_other_blocks() -> None:
+    """Count by hand. 17.54 MB, which Table 5 prints for both data sets, is CIFAR-10's network without the convolutions
+    on its shortcuts."""
+    channels, dense = (64, 128, 256), 257 * 256 + 257 * 128
+    norms = [2 * sum(w * (2 * n) for w, n in zip(channels, blocks, strict=True)) for blocks in ((3, 3, 3), (2, 3, 4))]
+    cifar10, cifar100 = make("resnet20", CIFAR, norm="batch"), make("resnet20", CIFAR, 100, blocks=(2, 3, 4))
+    convolutions = count_resnet(3, channels, (3, 3, 3), shortcuts=True) + 2 * 64 + norms[0]
+    assert parameters(cifar10) == convolutions + dense + 129 * 10
+    assert 4e-6 * (parameters(cifar10) - 64 * 128 - 128 * 256) == pytest.approx(17.54, abs=0.01)
+    convolutions = count_resnet(3, channels, (2, 3, 4), shortcuts=True) + 2 * 64 + norms[1]
+    assert parameters(cifar100) == convolutions + dense + 129 * 100
+
+
+@pytest.mark.parametrize(("shape", "classes"), [(CIFAR, 100), ((3, 64, 64), 200)])
+def test_resnet18_equals_architecture_of_fedapm(shape: tuple[int, ...], classes: int) -> None:
+    """ResNet-18 has 11,689,512 parameters for 1,000 classes and a 7×7 convolution; here, the first one is 3×3."""
+    model = make("resnet18", shape, classes)
+    assert parameters(model) == 11_689_512 - 64 * 3 * (49 - 9) - 513 * (1000 - classes)
+    module, x, sizes = NETWORKS["resnet18"]().build(shape, classes), torch.zeros(1, *shape), []
+    for name, layer in module.named_children():
+        x = layer(x)
+        if name == "conv" or name.endswith(("max_pool", "block2")):
+            sizes.append((x.shape[1], shape[1] // x.shape[2]))
+    assert sizes == [(64, 1), (64, 2), (64, 2), (128, 4), (256, 8), (512, 16)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "settings", "weights"),
+    [
+        (MNIST, 62, {"channels": (32, 64), "kernel": 5, "hidden": (2048,)},  # LEAF: FEMNIST
+         [(32, 1, 5, 5), (64, 32, 5, 5), (2048, 3136), (62, 2048)]),
+        (MNIST, 62, {"channels": (32, 64), "kernel": 5, "padded": False, "hidden": (512,)},  # FedLAG's code: EMNIST
+         [(32, 1, 5, 5), (64, 32, 5, 5), (512, 1024), (62, 512)]),
+        (CIFAR, 100, {"channels": (32, 64, 128), "repeats": 2, "hidden": (512,)},  # FedLAG's code: CIFAR-100
+         [(32, 3, 3, 3), (32, 32, 3, 3), (64, 32, 3, 3), (64, 64, 3, 3), (128, 64, 3, 3), (128, 128, 3, 3),
+          (512, 2048), (100, 512)]),
+        (MNIST, 10, {"hidden": ()}, [(16, 1, 3, 3), (32, 16, 3, 3), (10, 1568)]),
+    ],
+)  # fmt: skip
+def test_cnn_has_given_layers(
+    shape: tuple[int, ...], classes: int, settings: dict[str, Any], weights: list[tuple[int, ...]]
+) -> None:
+    model = make("cnn", shape, classes, **settings)
+    assert [*shapes(model).values()] == weights
+    assert model.logits(model.init(0), torch.zeros(2, *shape)).shape == (2, classes)
+    output = model.split(model.init(0), "output")[1]
+    assert {name for name in output if name.endswith("weight")} == {n for n, s in shapes(model).items() if len(s) == 2}
+
+
+@pytest.mark.parametrize("classes", [10, 62])
+def test_logistic_and_cnn_take_images_of_femnist(classes: int) -> None:
+    sizes = [parameters(make(name, MNIST, classes)) for name in ("logistic", "cnn")]
+    assert sizes == [785 * classes, 10 * 16 + 145 * 32 + (32 * 7 * 7 + 1) * 128 + 129 * classes]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("resnet18", {"blocks": (1, 1, 1, 1), "channels": (4, 4, 8, 8)}), ("cnn", {"channels": (4, 8), "repeats": 2})],
+)
+@pytest.mark.parametrize("method", [ft.methods.FedAvg(), ft.methods.FedAlt()])
+def test_all_engines_give_the_same_model(name: str, settings: dict[str, Any], method: ft.Method) -> None:
+    arrays = [
+        (x := normal(size, *SMALL, seed=size), torch.arange(size) % 3, x, torch.arange(size) % 3) for size in (5, 8)
+    ]
+    fed = ft.Federation.from_arrays(arrays, classes=3)
+    runs = [
+        ft.simulate(
+            method, ft.network(name, fed, **settings), fed, rounds=2, batch_size=4, engine=engine, dtype="float64"
+        )
+        for engine in ("sequential", "vectorized", "pool")
+    ]
+    for run in runs[1:]:
+        assert same(run.personal(1), runs[0].personal(1), 1e-9)
+
+
+def test_every_network_describes_inputs_and_uses() -> None:
+    for kind in NETWORKS.values():
+        assert is_one_sentence(f"{kind.__doc__}".partition("\n")[0]) and kind.inputs and kind.used_by
 
 
 def test_resnet_groups_halve_feature_maps() -> None:
@@ -251,6 +348,12 @@ def test_network_has_one_output_per_class_and_describes_itself() -> None:
         ("resnet20", (5,), {}, r"resnet20 .*8×8"),
         ("resnet9", SMALL, {"blocks": (1, 2)}, r"blocks must have one number per group of channels: 4, got 2"),
         ("cnn", SMALL, {"norm": "grup"}, r"did you mean 'group'"),
+        ("cnn", MNIST, {"kernel": 4}, r"network.kernel must be odd if padded is true, got 4"),
+        ("cnn", (1, 15, 15), {"kernel": 5, "padded": False}, r"cnn .*16×16"),
+        ("cnn", MNIST, {"channels": (0,)}, r"channels of a network must be"),
+        ("cnn", MNIST, {"channels": (4,) * 31}, r"at most 30 times"),
+        ("cnn", MNIST, {"channels": (4,) * 3, "repeats": 500}, r"at most 1000 convolutions, got 1500"),
+        ("cnn", MNIST, {"kernel": 2**24 - 1}, r"too many parameters|has memory for"),
         ("mlp", (5,), {"hiden": (3,)}, r"did you mean 'hidden'"),
         ("lenet", MNIST, {}, r"did you mean 'lenet5'"),
     ],

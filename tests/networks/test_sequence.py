@@ -1,5 +1,6 @@
 """Networks for tokens: they learn, ignore padding, and run on all engines, after resuming, and in exported files."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedtailor.experiments.experiment import make_experiment
 from fedtailor.export.prediction import predict
 from fedtailor.export.writers import export_model
 from fedtailor.methods import METHODS
+from fedtailor.runs.serialization import load_tensors
 from fedtailor.training.client_update import initial_model, make_shared_context
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.preflight import measure_step_cost
@@ -167,7 +169,8 @@ def test_settings_from_files_and_flags_choose_the_network(tmp_path: Path) -> Non
     experiment = make_experiment({"rounds": 1, **settings})
     run = experiment.run()
     assert run.experiment["network"] == {
-        "name": "lstm", "vocabulary": TOKENS, "embedding": 64, "hidden": 9, "layers": 1, "dropout": 0.0
+        "name": "lstm", "vocabulary": TOKENS, "embedding": 64, "hidden": 9, "layers": 1, "dropout": 0.0,
+        "skip_padding": True,
     }  # fmt: skip
 
 
@@ -175,6 +178,8 @@ def test_settings_from_files_and_flags_choose_the_network(tmp_path: Path) -> Non
     ("x", "settings", "words"),
     [
         (torch.zeros(2, 3), {}, "needs tokens"),
+        (torch.zeros(2, 3, 10), {}, "heads must divide the embedding's width 10"),
+        (torch.zeros(2, 3, 8), {"pretrained": "words.npy"}, "network.pretrained is for tokens"),
         (torch.zeros(2, 3, dtype=torch.uint8), {}, "convert them to int64 if they are tokens"),
         (torch.zeros(2, 3, 3, dtype=torch.int64), {}, "needs tokens"),
         (torch.tensor([[1, 2], [1, -1]]), {}, "Client 0 has negative tokens"),
@@ -190,6 +195,125 @@ def test_invalid_tokens_or_settings_raise(x: Tensor, settings: dict[str, Any], w
     with pytest.raises(ft.FedTailorError, match=words) as raised:
         ft.network("transformer", fed, **settings)
     assert is_one_sentence(str(raised.value))
+
+
+def lstm_weights(inputs: int, hidden: int) -> int:
+    """Return the number of parameters of two LSTM layers: four gates from input and state, with two biases."""
+    return sum(4 * hidden * (before + hidden + 2) for before in (inputs, hidden))
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "settings", "expected"),
+    [
+        ((25, 300), 2, {"hidden": 256, "layers": 2}, lstm_weights(300, 256) + 257 * 2),  # Self-FL's Sent140
+        ((25, 300), 2, {"hidden": 256, "layers": 2, "linear": 30},  # FedProx's code
+         lstm_weights(300, 256) + 257 * 30 + 31 * 2),
+        ((80,), 81, {"embedding": 8, "hidden": 256, "layers": 2},  # Shakespeare of LEAF; 80 characters and padding
+         81 * 8 + lstm_weights(8, 256) + 257 * 81),
+    ],
+)  # fmt: skip
+def test_lstm_has_the_sizes_of_sent140_and_shakespeare(
+    shape: tuple[int, ...], classes: int, settings: dict[str, Any], expected: int
+) -> None:
+    x = torch.full((2, 80), 80) if len(shape) == 1 else torch.ones(2, *shape)
+    model = ft.network("lstm", ft.Federation.from_arrays([(x, torch.arange(2)) * 2], classes=classes), **settings)
+    assert sum(p.numel() for p in model.init(0).values()) == expected
+    assert model.logits(model.init(0), x).shape == (2, classes)
+
+
+def write_words(folder: Path, rows: int = TOKENS) -> Path:
+    """Write a matrix of vectors of width 8, one per token, and return its path."""
+    path = folder / f"words{rows}.npy"
+    np.save(path, np.random.default_rng(0).normal(size=(rows, 8)))
+    return path
+
+
+def embed(fed: ft.Federation, words: Path) -> ft.Federation:
+    """Return the federation with the vectors of its tokens instead of these; padding is zero."""
+    matrix = torch.from_numpy(np.load(words)).float()
+    matrix[0] = 0
+    return replace(fed, x=matrix[fed.x])
+
+
+@every_network
+def test_pretrained_embedding_is_constant_and_equals_embedded_inputs(name: str, tmp_path: Path) -> None:
+    """Tokens with a pretrained embedding train as their vectors do, and the embedding is neither trained nor sent."""
+    tokens, words = token_federation(), write_words(tmp_path)
+    settings: dict[str, Any] = {"rounds": 2, "batch_size": 4, "dtype": "float64", "engine": "sequential"}
+    model = ft.network(name, tokens, pretrained=str(words), **SMALL[name] | {"dropout": 0.0, "embedding": 3})
+    assert model.description["embedding"] == 8 and "embedding.weight" not in model.init(0)
+    run = ft.simulate(ft.methods.FedAvg(), model, tokens, folder=tmp_path / "run", **settings)
+    vectors = embed(tokens, words)
+    same_model = ft.network(name, vectors, **SMALL[name] | {"dropout": 0.0})
+    expected = ft.simulate(
+        ft.methods.FedAvg(), same_model, vectors, initial_weights=start_of(run, same_model), **settings
+    )
+    found = {name: value for name, value in run.personal(1).items() if name != "embedding.weight"}
+    assert same(found, expected.personal(1), 1e-6)
+    words.unlink()  # a saved model contains its vectors
+    personal = ft.load_personal(tmp_path / "run", client=1)
+    assert float((personal(tokens.x[tokens.test[1]]).argmax(1) == tokens.y[tokens.test[1]]).double().mean()) == (
+        pytest.approx(run.scores("trained")[1])
+    )
+
+
+def start_of(run: ft.Run, model: ft.Model) -> dict[str, Tensor]:
+    """Return the initial weights of a run that a model has."""
+    assert run.folder is not None
+    start = load_tensors(run.folder / "start.safetensors")
+    return {name: start[name] for name in model.names}
+
+
+@pytest.mark.parametrize("inputs", ["pretrained", "vectors"])
+def test_all_engines_give_the_same_model_without_trained_embedding(inputs: str, tmp_path: Path) -> None:
+    words = write_words(tmp_path)
+    fed = token_federation() if inputs == "pretrained" else embed(token_federation(), words)
+    own = {"pretrained": str(words)} if inputs == "pretrained" else {}
+    model = ft.network("lstm", fed, hidden=6, layers=2, linear=5, skip_padding=False, **own)
+    runs = [
+        ft.simulate(ft.methods.FedAlt(), model, fed, rounds=2, batch_size=4, engine=engine, dtype="float64")
+        for engine in ("sequential", "vectorized", "pool")
+    ]
+    for run in runs[1:]:
+        assert same(run.personal(1), runs[0].personal(1), 1e-9)
+
+
+def test_skip_padding_chooses_the_state_that_the_head_sees() -> None:
+    fed = token_federation()
+    x = torch.tensor([[3, 1, 0, 0, 0, 0]])
+    skipping, reading = (ft.network("lstm", fed, hidden=4, skip_padding=skip).eval_mode for skip in (True, False))
+    params = skipping.init(0)
+    assert torch.equal(skipping.logits(params, x), reading.logits(params, x[:, :2]))
+    assert not torch.allclose(skipping.logits(params, x), reading.logits(params, x))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"text", "must be a .npy file of floats"),
+        (np.zeros((3, 2), np.int64), "must be a .npy file of floats"),
+        (np.zeros(4), "must be a .npy file of floats"),
+        (np.full((9, 2), np.nan), "infinite or NaN"),
+        (np.zeros((3, 2)), "Client 0 has tokens up to 7; set network.pretrained to a file with at least 8"),
+    ],
+)
+def test_invalid_pretrained_file_raises(content: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "words.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.save(path, content)
+    with pytest.raises(ft.FedTailorError, match=words) as raised:
+        ft.network("lstm", token_federation(), pretrained=str(path))
+    assert is_one_sentence(str(raised.value))
+
+
+def test_deployment_takes_vectors_but_no_pretrained_file() -> None:
+    settings = {"network": {"name": "lstm", "hidden": 4}, "inputs": {"shape": [6, 5], "classes": 2}}
+    assert make_deployment(settings).model().description["embedding"] == 5
+    with pytest.raises(ft.ConfigError, match=r"does not send the file network\.pretrained"):
+        make_deployment({"network": {"name": "lstm", "vocabulary": 5, "pretrained": "words.npy"}})
 
 
 def test_deployment_needs_the_vocabulary() -> None:

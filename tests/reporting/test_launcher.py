@@ -15,7 +15,7 @@ import pytest
 
 from conftest import error_message
 from fedtailor.core.augmentation import Augmentation
-from fedtailor.data.datasets import Data
+from fedtailor.data.datasets import DATASETS
 from fedtailor.experiments.experiment import Experiment
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
@@ -41,10 +41,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardServer
 def test_form_schema_has_all_fields_with_types_of_annotations() -> None:
     found = form_schema()
     sections = {one["key"]: [field["name"] for field in one["fields"]] for one in found["sections"]}
-    tables = {"data": Data, "augmentation": Augmentation, "unreliable": Unreliable, "channel": Channel}
-    assert set(sections.pop("")) | {"method", "network", *tables} == {f.name for f in fields(Experiment)}
+    tables = {"augmentation": Augmentation, "unreliable": Unreliable, "channel": Channel}
+    assert set(sections.pop("")) | {"method", "data", "network", *tables} == {f.name for f in fields(Experiment)}
     assert sections == {key: [f"{key}.{f.name}" for f in fields(cls)] for key, cls in tables.items()}
-    for key, classes in (("methods", METHODS), ("networks", NETWORKS)):
+    for key, classes in (("methods", METHODS), ("data", DATASETS), ("networks", NETWORKS)):
         names = {name: [field["name"] for field in one["fields"]] for name, one in found[key].items()}
         hidden = {name: set(getattr(cls, "fixed_settings", {})) for name, cls in classes.items()}
         shown = {n: [f.name for f in fields(cls) if f.name not in hidden[n]] for n, cls in classes.items()}
@@ -52,7 +52,7 @@ def test_form_schema_has_all_fields_with_types_of_annotations() -> None:
     inputs = {field["name"]: field for section in found["sections"] for field in section["fields"]}
     assert inputs["rounds"]["type"] == "integer" and inputs["validation"]["type"] == "number"
     assert inputs["dtype"]["choices"] == ["float32", "float64"] and inputs["channel.trusted"]["type"] == "choice"
-    assert "digits" in inputs["data.name"]["choices"] and inputs["evaluate"]["choices"] == ["all", "participants"]
+    assert inputs["evaluate"]["choices"] == ["all", "participants"]
     inner = next(field for field in found["methods"]["lag"]["fields"] if field["name"] == "inner")
     assert inner["type"] == "method" and inner["choices"] == [*METHODS]
 

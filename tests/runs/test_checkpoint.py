@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -123,11 +123,13 @@ def test_resume_stopped_run_gives_same_bits(name: str, engine: str, tmp_path: Pa
     assert same_run(ft.load_run(tmp_path / "run"), ft.load_run(tmp_path / "uninterrupted"))
 
 
-def test_resume_with_kept_optimizer_state_and_schedule_gives_same_bits(tmp_path: Path) -> None:
-    method = ft.methods.FedAvg(optimizer="adam", lr=0.01, keep_optimizer_state=True, lr_schedule="cosine")
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedpac", "dbe"])
+def test_resume_with_kept_optimizer_state_and_schedule_gives_same_bits(name: str, tmp_path: Path) -> None:
+    adam: Settings = {"optimizer": "adam", "momentum": 0.0, "lr": 0.01, "lr_schedule": "cosine"}
+    method = METHODS[name](**adam | {"keep_optimizer_state": True})
     expected = simulate(tmp_path / "uninterrupted", method)
     assert same_run(resume(stopped_run(tmp_path / "run", 3, method)), expected)  # the folder contains the settings
-    reset = simulate(None, replace(method, keep_optimizer_state=False))
+    reset = simulate(None, METHODS[name](**adam))
     assert not same(reset.server, expected.server)
 
 

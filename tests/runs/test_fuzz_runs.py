@@ -10,8 +10,8 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.analysis.tables import run_table
-from fedtailor.data import datasets
-from fedtailor.data.datasets import Dataset
+from fedtailor.data.image_datasets import Digits
+from fedtailor.data.sample_table import SampleTable
 from fedtailor.experiments import resume
 from fedtailor.reporting.dashboard.client_view import client_details, client_list
 from fedtailor.reporting.dashboard.views import run_details
@@ -78,7 +78,7 @@ READERS = {
 def tiny_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a data set of 80 tiny images, and disable warnings about damaged checkpoints."""
     x = np.random.default_rng(0).integers(0, 256, (80, 1, 4, 4)).astype(np.uint8)
-    monkeypatch.setitem(datasets.DATASETS, "digits", Dataset(lambda folder: (x, np.arange(80) % 3), "mlp", "tiny"))
+    monkeypatch.setattr(Digits, "read", lambda data: SampleTable(x, np.arange(80) % 3, 3))
     monkeypatch.setattr(resume.log, "disabled", True)
 
 

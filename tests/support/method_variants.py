@@ -18,6 +18,7 @@ VARIANTS: dict[str, ft.Method] = {
     "fedfomo, one model": m.FedFomo(models=1),
     "fedadmm, code": m.FedADMM(variant="code"),
     "selffl, augmented": m.SelfFL(augmented=True, minimum_steps=3),
+    "ditto, kept optimizers": m.Ditto(momentum=0.9, keep_optimizer_state=True, weights="uniform"),
     "lag, scaffold": m.LAG(m.Scaffold(), layers="last"),
     "lag, ditto": m.LAG(m.Ditto(), layers="last"),
 }

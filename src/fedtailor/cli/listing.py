@@ -11,7 +11,9 @@ from rich.table import Column, Table
 from fedtailor.analysis.tables import new_table
 from fedtailor.cli.console import out, print_line
 from fedtailor.core.code_reference import is_reference
-from fedtailor.data.datasets import DATASETS, OWN_DATA, Data
+from fedtailor.core.method import Method
+from fedtailor.data.dataset import Data
+from fedtailor.data.datasets import DATASETS
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, unknown_name
 from fedtailor.experiments.overrides import parse_overrides
@@ -20,9 +22,11 @@ from fedtailor.experiments.own_parts import build_data
 from fedtailor.experiments.parsing import field_help
 from fedtailor.methods import METHODS
 from fedtailor.methods.catalog import catalog
-from fedtailor.networks import NETWORKS
+from fedtailor.networks import NETWORKS, describe_network
 
 ANY_FLAG = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags come from the dataclasses' fields
+_KNOWN: dict[str, Mapping[str, type[Any]]] = {"methods": METHODS, "data": DATASETS, "networks": NETWORKS}
+_SINGULAR = {"methods": "method", "data": "data set", "networks": "network"}
 _Fields = Mapping[str, tuple[str, str]]  # field -> (default, description)
 
 data = typer.Typer(help="Download and convert data sets.", no_args_is_help=True)
@@ -30,39 +34,41 @@ data = typer.Typer(help="Download and convert data sets.", no_args_is_help=True)
 
 def list_(
     what: Annotated[str, typer.Argument(help="methods, data, or networks")],
-    name: Annotated[str, typer.Argument(help="with methods: show the fields of this method")] = "",
+    name: Annotated[str, typer.Argument(help="show the fields of this method, data set, or network")] = "",
 ) -> None:
     """List the available methods, data sets, or networks.
 
     fedtailor list methods fedprox shows the fields of one method, also of your own
-    (my_module:MyMethod).
+    (my_module:MyMethod); fedtailor list data mnist shows those of one data set.
     """
-    if what == "methods" and name:
-        method = CodeConsent(everything=True).load_method("method", name) if is_reference(name) else METHODS.get(name)
-        if method is None:
-            raise unknown_name("method", name, METHODS)
-        out.print(_table("method", {name: (method.__doc__ or "", field_help(method))}, title=method.class_title()))
+    if what not in _KNOWN:
+        raise unknown_name("list", what, _KNOWN)
+    if name:
+        out.print(_fields_table(what, name))
     elif what == "methods":
         out.print(_methods_table())
     elif what == "networks":
-        out.print(_table("network", {n: (kind.__doc__ or "", field_help(kind)) for n, kind in NETWORKS.items()}))
-    elif what == "data":
-        about = {name: dataset.description for name, dataset in DATASETS.items()}
-        about |= {n: f"{text} (--data.{'file' if n == 'file' else 'folder'})" for n, text in OWN_DATA.items()}
-        out.print(_table("data", {name: (text, {}) for name, text in about.items()}))
+        out.print(_table("network", {n: (describe_network(kind), field_help(kind)) for n, kind in NETWORKS.items()}))
     else:
-        raise unknown_name("list", what, ["methods", "data", "networks"])
+        out.print(_data_table())
 
 
-@data.command()
-def get(name: Annotated[str, typer.Argument(help="fashion-mnist, mnist, or cifar10")]) -> None:
-    """Download a data set, so that later runs need no network."""
-    from fedtailor.data import download
+@data.command(context_settings=ANY_FLAG, options_metavar="NAME [OPTIONS]")
+def get(ctx: typer.Context) -> None:
+    """Download a data set, so that later runs need no network.
 
-    if name == "digits":
-        print_line("digits is included in scikit-learn and needs no download.")
-        return
-    print_line(f"{name} saved in {download.download(name)}")
+    fedtailor data get mnist
+    Variants of a data set are flags, as in fedtailor run: fedtailor list data NAME shows them.
+    """
+    flags = parse_overrides(ctx.args)
+    if len(flags.positional) != 1:
+        raise ConfigError("data get takes the name of one data set; fedtailor list data lists them.")
+    name, settings = flags.positional[0], flags.apply_to({})
+    if settings.keys() - {"data"}:
+        raise ConfigError("data get takes the name of a data set and flags that start with --data.")
+    chosen = build_data({**settings.get("data", {}), "name": name})
+    path = chosen.download() if isinstance(chosen, Data) else None
+    print_line(f"{name} needs no download." if path is None else f"{name} saved in {path}")
 
 
 @data.command(context_settings=ANY_FLAG, options_metavar="FILE [OPTIONS]")
@@ -101,6 +107,37 @@ def flags_help(what: str, parts: Mapping[str, type[Any]], hidden: Sequence[str] 
         lines += ["", "NAME can be your own code, such as my_module:MyMethod, also with --data; FIELD is its argument."]
         lines += ["", "--allow-code  import code that only a file names"]
     return "\n".join(lines)
+
+
+def _fields_table(what: str, name: str) -> Table:
+    """Return a table with the fields of one method, data set, or network."""
+    known = _KNOWN[what]
+    if what == "methods" and is_reference(name):
+        kind: type[Any] = CodeConsent(everything=True).load_method("method", name)
+    elif name in known:
+        kind = known[name]
+    else:
+        raise unknown_name(_SINGULAR[what], name, known)
+    title = kind.class_title() if issubclass(kind, Method) else ""
+    return _table(_SINGULAR[what], {name: (kind.__doc__ or "", field_help(kind))}, title=title)
+
+
+def _data_table() -> Table:
+    """Return a table of all data sets: what they are, their size, where they come from, and whether they are here."""
+    columns = [Column("name", no_wrap=True), Column("cached", no_wrap=True)]
+    table = Table(*columns, "data, source, license", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name, kind in DATASETS.items():
+        available = kind().is_available
+        size = [f"{kind.samples} samples" if kind.samples else "", kind.owners]
+        origin = [kind.publisher, str(getattr(kind, "source", None) or ""), f"License: {kind.license}"]
+        about = [" ".join([_first_line(kind), *[f"{part}." for part in [", ".join(filter(None, size))] if part]])]
+        about += [f"[dim]{escape('; '.join(filter(None, origin)))}[/]"] if kind.license else []
+        table.add_row(name, "" if available is None else "yes" if available else "no", "\n".join(about))
+    return table
+
+
+def _first_line(kind: type[Any]) -> str:
+    return (kind.__doc__ or "").strip().partition("\n")[0]
 
 
 def _methods_table() -> Table:

@@ -17,7 +17,7 @@ from fedtailor.cli.run import resume, run
 from fedtailor.cli.show import show
 from fedtailor.cli.sweep import sweep
 from fedtailor.core.augmentation import Augmentation
-from fedtailor.data.datasets import Data
+from fedtailor.data.dataset import PartitionedData
 from fedtailor.errors import ConfigError, FedTailorError
 from fedtailor.experiments.experiment import Experiment
 from fedtailor.training.channel.channel import Channel
@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 _parts = {
     "": Experiment,
-    "data": Data,
+    "data": PartitionedData,
     "augmentation": Augmentation,
     "unreliable": Unreliable,
     "channel": Channel,

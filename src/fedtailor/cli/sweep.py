@@ -16,7 +16,7 @@ from fedtailor.cli.console import (
     run_with_progress,
 )
 from fedtailor.cli.show import show_sweep
-from fedtailor.data.datasets import Data
+from fedtailor.data.dataset import Data
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError
 from fedtailor.experiments.own_code import parse_consent

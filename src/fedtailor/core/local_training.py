@@ -63,24 +63,34 @@ class LocalTraining(TrainingSettings, ScheduledMethod):
             raise ConfigError(f"{type(self).__name__}: {name} applies to the optimizer {other}.")
         self.require(bool(self.momentum) or not self.nesterov, "nesterov", "false if momentum is 0")
         if self.keep_optimizer_state and not self.keeps_optimizer:
-            raise ConfigError(f"{title}: its optimizer starts anew in every round; remove keep_optimizer_state.")
+            fix = "train with `self.optimize` and set keeps_optimizer, or remove keep_optimizer_state"
+            raise ConfigError(f"{title}: `train` starts a new optimizer in each round (`ctx.optimize`); {fix}.")
 
-    def init_optimizer(self, params: Tree) -> Tree:
+    def init_optimizer(self, params: Tree, key: str = "optimizer") -> Tree:
         """Return what `init_client` adds to the client state for `self.optimize`, given what a client trains.
 
         >>> LocalTraining().init_optimizer({})
         {}
         """
         state = self.make_optimizer().init(params) if self.keep_optimizer_state else {}
-        return {"optimizer": state} if state else {}
+        return {key: state} if state else {}
 
     def optimize(
-        self, ctx: ClientContext, objective: Callable[[Tree, Batch], Tensor], start: Tree, state: Tree
+        self,
+        ctx: ClientContext,
+        objective: Callable[[Tree, Batch], Tensor],
+        start: Tree,
+        state: Tree,
+        *,
+        key: str = "optimizer",
+        lr: float | None = None,
+        epochs: int | None = None,
     ) -> tuple[Tree, Tree]:
         """Minimize the objective and return (parameters, what to add to the new client state).
 
-        The second part is empty unless `keep_optimizer_state` is true. A method that calls this once per round sets
-        `keeps_optimizer`, and its `init_client` adds `self.init_optimizer(...)`.
+        The second part is empty unless `keep_optimizer_state` is true. A method that uses this sets `keeps_optimizer`,
+        and its `init_client` adds `self.init_optimizer(...)`. A client that trains several models or parts in a round
+        has one optimizer for each, with a `key` of its own; `lr` and `epochs` then replace the settings for one part.
 
         >>> import fedtailor as ft
         >>> (ctx, params), method = ft.example_client(), ft.methods.Local(momentum=0.9, keep_optimizer_state=True)
@@ -88,10 +98,11 @@ class LocalTraining(TrainingSettings, ScheduledMethod):
         >>> sorted(kept["optimizer"])
         ['velocity']
         """
-        optimizer = self.make_optimizer(self.scheduled(ctx, 1.0))
-        before = state["optimizer"] if "optimizer" in state else optimizer.init(start)
-        params, after = ctx.run_optimizer(optimizer, objective, start, before, **self.duration)
-        return params, {"optimizer": after} if "optimizer" in state else {}
+        optimizer = self.make_optimizer(self.scheduled(ctx, self.lr if lr is None else lr))
+        duration = self.duration if epochs is None else self.duration | {"epochs": epochs, "steps": None}
+        before = state[key] if key in state else optimizer.init(start)
+        params, after = ctx.run_optimizer(optimizer, objective, start, before, **duration)
+        return params, {key: after} if key in state else {}
 
 
 def training_settings(method: Method) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class Exchange:
     model: Model
     sent: Tree
     received: Tree
+    total_size: Tensor  # training samples of all clients
 
 
 _PERSONAL_HOOKS = ("init_client", "send", "serve", "personalize", "trained", "logits")  # what can make models differ

@@ -15,6 +15,7 @@ from fedtailor.core.fields import (
 from fedtailor.core.optimizers import Optimizer, OptimizerName, Schedule, ScheduleName
 
 _UPDATE = ("momentum", "nesterov", "betas", "eps", "weight_decay", "clip_norm")  # fields of `Optimizer`, besides lr
+OPTIMIZER_SETTINGS = ("optimizer", *_UPDATE, "keep_optimizer_state")  # what `plain_sgd` rejects
 _Betas = Annotated[
     tuple[float, float],
     Constraint(
@@ -89,13 +90,14 @@ class TrainingSettings(RateSettings):
         epochs = self.epochs if self.steps is None else None
         return {"epochs": epochs, "steps": self.steps, "drop_last": self.drop_last}
 
-    def make_optimizer(self, factor: float = 1.0) -> Optimizer:
-        """Return the optimizer with its learning rate times a factor.
+    def make_optimizer(self, lr: float | None = None) -> Optimizer:
+        """Return the optimizer, with another learning rate if one is given.
 
-        >>> TrainingSettings(lr=0.2, momentum=0.9).make_optimizer(0.5).lr
-        0.1
+        >>> TrainingSettings(lr=0.2, momentum=0.9).make_optimizer(lr=0.1).momentum
+        0.9
         """
-        return Optimizer(self.lr * factor, self.optimizer, **{name: getattr(self, name) for name in _UPDATE})
+        rate = self.lr if lr is None else lr
+        return Optimizer(rate, self.optimizer, **{name: getattr(self, name) for name in _UPDATE})
 
 
 def plain_sgd(reason: str, *own: str) -> dict[str, str]:
@@ -104,4 +106,6 @@ def plain_sgd(reason: str, *own: str) -> dict[str, str]:
     >>> plain_sgd("its control variates assume plain SGD")["momentum"]
     'its control variates assume plain SGD'
     """
-    return {name: reason for name in ("optimizer", *_UPDATE, "keep_optimizer_state") if name not in own}
+    reasons = dict.fromkeys(OPTIMIZER_SETTINGS, reason)
+    reasons["keep_optimizer_state"] = f"{reason}, so its clients have no optimizer state"
+    return {name: text for name, text in reasons.items() if name not in own}

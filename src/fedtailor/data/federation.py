@@ -25,6 +25,7 @@ from fedtailor.data.samples import (
     CommonTest,
     as_pair,
     check_lengths,
+    check_mask,
     check_owned,
     client_names,
     join_samples,
@@ -214,7 +215,7 @@ class Federation:
         owners: Sequence[Any],
         *,
         names: Sequence[str] | None = None,
-        test: float = 0.25,
+        test: float | Sequence[bool] = 0.25,
         seed: int = 0,
         classes: int | None = None,
         regression: bool | None = None,
@@ -225,7 +226,8 @@ class Federation:
     ) -> "Federation":
         """Make a federation from samples and their owners; the fraction `test` of each client is held out for testing.
 
-        `owners` has either one owner per sample, or one list of sample indices per client. `common_test` is a test set
+        `owners` has either one owner per sample, or one list of sample indices per client. `test` can also be one
+        boolean per sample: whether it is a test sample of its owner. `common_test` is a test set
         that is common to all clients: a fraction of all samples, drawn with the same proportions of classes, or a list
         of sample indices; the owners lose these samples. `classes`, `regression`, `mean`, and `std` are explained in
         `from_arrays`.
@@ -233,7 +235,7 @@ class Federation:
         >>> Federation.from_owners(torch.zeros(4, 3), [0, 1, 0, 1], ["ann", "ann", "bob", "bob"]).names
         ('ann', 'bob')
         """
-        if not 0 < test < 1:
+        if isinstance(test, float | int) and not 0 < test < 1:
             raise DataError(f"test must be a fraction between 0 and 1, got {test}.")
         (encoded,), class_names = encode_labels([y], ["?"])
         x, y = to_inputs(x, "The"), to_targets(encoded, "The")
@@ -242,7 +244,11 @@ class Federation:
         labels = client_names(known if names is None else names, len(owned))
         check_owned(owned, labels, len(y))
         owned, common = take_common(y.numpy(), owned, common_test, seed)
-        parts = [hold_out(y.numpy(), own, test, (seed, client)) for client, own in enumerate(owned)]
+        if isinstance(test, float | int):
+            parts = [hold_out(y.numpy(), own, test, (seed, client)) for client, own in enumerate(owned)]
+        else:
+            is_test = check_mask(test, len(y))
+            parts = [(own[~is_test[own]], own[is_test[own]]) for own in owned]
         train, held = (tuple(torch.from_numpy(part[side]) for part in parts) for side in (0, 1))
         extra = {"class_names": class_names, "common_test": common} | extra
         extra |= {"mean": _as_floats(mean), "std": _as_floats(std)}

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedtailor.data.folder_entries import check_entry
+from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError, reason
 
 Images = tuple[NDArray[np.uint8], NDArray[np.int64]]  # x [n, channels, height, width] and y [n]
@@ -40,7 +41,7 @@ class Layout:
     """The file names of a data set and its reader; `read` takes the files and a description of their location."""
 
     names: frozenset[str]
-    read: Callable[[Files, str], Images]
+    read: Callable[[Files, str], SampleTable]
 
 
 def publisher_name(name: str) -> str:
@@ -111,7 +112,7 @@ def parse_sheet(data: bytes, what: str = "The sheet") -> NDArray[np.uint8]:
     return pixels.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2)
 
 
-def read_publisher_folder(layout: Layout, folder: Path) -> Images:
+def read_publisher_folder(layout: Layout, folder: Path) -> SampleTable:
     """Return the images in a folder of the publisher's files.
 
     >>> read_publisher_folder(MNIST, Path("nowhere"))  # doctest: +ELLIPSIS
@@ -133,7 +134,7 @@ def read_publisher_folder(layout: Layout, folder: Path) -> Images:
     return layout.read(files, where)
 
 
-def read_archive(layout: Layout, file: BinaryIO, where: str) -> Images:
+def read_archive(layout: Layout, file: BinaryIO, where: str) -> SampleTable:
     """Return the images in a registry's package, a .tgz or .deb, which is unpacked in memory and never to disk.
 
     The caller must have compared the archive's checksum: Python 3.11 loops forever on some invalid archives.
@@ -182,8 +183,8 @@ def _require_files(files: Files, names: list[str], where: str, hint: str) -> lis
     return [files[name] for name in names]
 
 
-def _concatenate(parts: list[Images], where: str) -> Images:
-    """Concatenate the parts; check that all images have a valid label and the same size."""
+def _concatenate(parts: list[Images], where: str) -> SampleTable:
+    """Concatenate the training and the test set; check that all images have a valid label and the same size."""
     hint = "it must contain the files of one data set"
     for x, y in parts:
         if not len(x) or len(x) != len(y):
@@ -193,10 +194,11 @@ def _concatenate(parts: list[Images], where: str) -> Images:
         if y.min() < 0 or y.max() >= NUM_CLASSES:
             raise DataError(f"{where} has a label outside 0 to {NUM_CLASSES - 1}; {hint}.")
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return np.ascontiguousarray(x), y
+    is_test = np.arange(len(y)) >= len(y) - len(parts[-1][1])
+    return SampleTable(np.ascontiguousarray(x), y, NUM_CLASSES, is_test=is_test)
 
 
-def _read_mnist(files: Files, where: str) -> Images:
+def _read_mnist(files: Files, where: str) -> SampleTable:
     parts: list[Images] = []
     for part in ("train", "t10k"):
         names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
@@ -227,7 +229,7 @@ def _parse_records(data: bytes, what: str) -> Images:
     return table[:, 1:].reshape(-1, 3, 32, 32), table[:, 0].astype(np.int64)
 
 
-def _read_cifar10(files: Files, where: str) -> Images:
+def _read_cifar10(files: Files, where: str) -> SampleTable:
     sheets = [f"{part}.png" for part in [*_PARTS, "test_batch"]]
     if not any(name in files for name in sheets):
         names = [f"{part}.bin" for part in [*_PARTS, "test_batch"]]

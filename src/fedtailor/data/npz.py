@@ -21,8 +21,8 @@ _MAX_HEADER = 10_000  # bytes; the limit of numpy, which numpy checks only after
 _HEADER_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def read_npz(path: Path, names: Collection[str]) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """Return the named arrays that a file contains, and the names of all its arrays.
+def read_npz(path: Path, names: Collection[str] | None = None) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Return the named arrays that a file contains, or all of them, and the names of all its arrays.
 
     >>> read_npz(Path("nowhere.npz"), ["x"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -30,6 +30,7 @@ def read_npz(path: Path, names: Collection[str]) -> tuple[dict[str, NDArray[Any]
     """
     with _opened(path) as archive:
         members = _members(archive)
+        names = members if names is None else names
         check_memory(_total_size(members, names), repr(path.name))
         return {name: _read_member(archive, members[name]) for name in names if name in members}, list(members)
 

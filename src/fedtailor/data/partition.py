@@ -88,6 +88,47 @@ def group_by_owner(owners: Sequence[Any]) -> tuple[list[str], list[Indices]]:
     return [str(owner) for owner in known], _members(np.array([number[owner] for owner in plain]))
 
 
+def divide_like(labels: NDArray[Any], owned: Sequence[Indices], others: Indices, seed: int) -> list[Indices]:
+    """Divide other samples, such as a test set, in the proportions in which the clients have each class.
+
+    >>> labels = np.array([0, 0, 0, 0, 1, 0, 0, 1])
+    >>> [len(own) for own in divide_like(labels, [np.arange(2), np.arange(2, 5)], np.arange(5, 8), seed=0)]
+    [1, 2]
+    """
+    random = _generator([seed], 4)
+    classes = int(labels.max()) + 1
+    counts = np.array([np.bincount(labels[own], minlength=classes) for own in owned])  # [clients, classes]
+    parts: list[list[Indices]] = [[] for _ in owned]
+    for label in np.unique(labels[others]):
+        ends = np.cumsum(counts[:, label])
+        if not ends[-1]:
+            continue  # no client has this class
+        members = random.permutation(others[labels[others] == label])
+        cuts = np.round(ends / ends[-1] * len(members)).astype(np.int64)
+        for part, own in zip(parts, np.split(members, cuts[:-1]), strict=True):
+            part.append(own)
+    return [np.sort(np.concatenate([np.empty(0, np.int64), *part])) for part in parts]
+
+
+def choose_owners(
+    owner: NDArray[np.int64], clients: int | None, min_size: int, seed: int
+) -> tuple[list[int], list[Indices]]:
+    """Return the owners with at least `min_size` samples, or `clients` of them drawn at random, and the indices of each
+    one's samples.
+
+    >>> choose_owners(np.array([0, 1, 1, 2, 2, 2]), None, 2, seed=0)[0]
+    [1, 2]
+    """
+    members = _members(owner)
+    large = [number for number, own in enumerate(members) if len(own) >= min_size]
+    if not large or (clients is not None and not 1 <= clients <= len(large)):
+        found = f"{len(large):,} owners have {min_size} samples or more"
+        raise DataError(f"{found}; set data.clients from 1 to that number, or a smaller data.min_size.")
+    if clients is not None:
+        large = sorted(_generator([seed], 3).choice(large, clients, replace=False).tolist())
+    return large, [members[number] for number in large]
+
+
 def samples_by_client(owners: Sequence[Any], samples: int) -> tuple[list[str], list[Indices]]:
     """Return the clients' names and the indices of their samples, given one owner per sample, or one list of sample
     indices per client.

@@ -55,6 +55,14 @@ def check_lengths(x: Inputs, y: Tensor, whose: str) -> None:
             raise DataError(f"{whose} {kind} have {len(part)} rows, but there are {len(y)} targets.")
 
 
+def check_mask(mask: Any, samples: int) -> NDArray[np.bool_]:
+    """Return one boolean per sample."""
+    found = np.asarray(mask)
+    if found.dtype != bool or found.shape != (samples,):
+        raise DataError("test must be a fraction, or one boolean per sample.")
+    return found
+
+
 def check_owned(owned: Sequence[Indices], names: Sequence[str], samples: int) -> None:
     """Raise an error if clients own samples that do not exist, or the same sample."""
     for name, own in zip(names, owned, strict=True):

@@ -21,6 +21,7 @@ from fedtailor.methods import METHODS, FedAvg
 from fedtailor.networks import NETWORKS, network
 from fedtailor.networks.layers import Network
 from fedtailor.networks.linear import MLP
+from fedtailor.networks.multimodal import MultimodalNetwork
 from fedtailor.networks.sequence import TokenNetwork
 from fedtailor.runs.files import checksum, write_atomic
 from fedtailor.runs.toml import to_toml
@@ -105,7 +106,17 @@ class Deployment(TrainingConfig):
         self.augmentation.check(self.inputs.shape)
         if self.method.pools_data:
             raise ConfigError(f"{self.method.display_name} needs all data in one place; choose a federated method.")
-        if isinstance(self.network, TokenNetwork) and self.network.vocabulary is None:
+        self._check_network()
+
+    def _check_network(self) -> None:
+        if isinstance(self.network, MultimodalNetwork):
+            raise ConfigError(f"The samples of a deployment have one part; {self._network_name} needs several.")
+        if not isinstance(self.network, TokenNetwork):
+            return
+        if self.network.pretrained is not None:
+            fix = "put the vectors into the clients' data, and leave it out"
+            raise ConfigError(f"A deployment does not send the file network.pretrained; {fix}.")
+        if self.takes_tokens and self.network.vocabulary is None:
             raise ConfigError("The server does not see the clients' tokens; set network.vocabulary to their number.")
 
     @property
@@ -123,7 +134,7 @@ class Deployment(TrainingConfig):
     @property
     def takes_tokens(self) -> bool:
         """Whether the inputs are tokens (int64) instead of bytes or real numbers."""
-        return isinstance(self.network, TokenNetwork)
+        return isinstance(self.network, TokenNetwork) and len(self.inputs.shape) == 1
 
     def dummy_federation(self, seed: int = 0) -> Federation:
         """Return one client with a few random samples; see `Inputs.dummy_federation`."""

@@ -18,14 +18,15 @@ from typing import Annotated, Any
 from fedtailor.core.client_models import AnyModel
 from fedtailor.core.method import Method
 from fedtailor.core.untrusted_input import check_settings, read_toml
-from fedtailor.data.datasets import DATASETS, Data
+from fedtailor.data.dataset import Data
+from fedtailor.data.datasets import DATASETS
 from fedtailor.data.federation import Federation
 from fedtailor.experiments.client_networks import ClientNetworks, build_networks
 from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent
 from fedtailor.experiments.own_parts import OwnData, OwnNetwork, build_data, make_model
 from fedtailor.experiments.parsing import NestedSettings, build_dataclass, build_named
 from fedtailor.methods import METHODS, FedAvg
-from fedtailor.networks import network
+from fedtailor.networks import multimodal_networks, network
 from fedtailor.networks.layers import Network
 from fedtailor.runs.records import Record
 from fedtailor.runs.run import Run
@@ -38,7 +39,7 @@ class Experiment(TrainingConfig):
     """All settings of a run."""
 
     method: Method = field(default_factory=FedAvg)
-    data: Data | OwnData = field(default_factory=Data)
+    data: Data | OwnData = field(default_factory=DATASETS["digits"])
     network: Annotated[Network | OwnNetwork | ClientNetworks | None, "None: the data set's default"] = None
 
     def load(self) -> Federation:
@@ -66,8 +67,8 @@ class Experiment(TrainingConfig):
     def model(self, fed: Federation) -> AnyModel:
         """Return the network for a federation, or the networks of its clients."""
         if self.network is None:
-            dataset = DATASETS.get(self.data.name)
-            return network(_default_network(fed) if dataset is None else dataset.network, fed)
+            usual = self.data.network if isinstance(self.data, Data) else None
+            return network(usual or _default_network(fed), fed)
         return self.network.model(fed) if isinstance(self.network, ClientNetworks) else make_model(self.network, fed)
 
 
@@ -93,4 +94,6 @@ def make_experiment(settings: NestedSettings, consent: CodeConsent = NO_CONSENT)
 
 
 def _default_network(fed: Federation) -> str:
-    return "lenet5" if fed.shape is not None and len(fed.shape) == 3 and min(fed.shape[1:]) >= 28 else "mlp"
+    if fed.shape is None:
+        return next(iter(multimodal_networks(fed)), "mlp")
+    return "lenet5" if len(fed.shape) == 3 and min(fed.shape[1:]) >= 28 else "mlp"

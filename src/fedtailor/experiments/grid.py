@@ -12,7 +12,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from fedtailor.analysis.formatting import format_value
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.code_reference import short_name
-from fedtailor.data.datasets import Data
+from fedtailor.data.dataset import Data
+from fedtailor.data.datasets import DATASETS
 from fedtailor.errors import ConfigError, FedTailorError
 from fedtailor.experiments.experiment import Experiment, make_experiment
 from fedtailor.experiments.overrides import Overrides, parse_overrides
@@ -28,7 +29,7 @@ REPEATS = ("data.seed", "seed")  # axes that repeat an experiment and are not tu
 _MAX_RUNS = 10_000  # a larger grid is probably a mistake
 _MAX_LABEL_LENGTH = 120  # of a run's folder name
 _CLASSES: dict[str, list[type[Any]]] = {
-    "data": [Data],
+    "data": [*DATASETS.values()],
     "augmentation": [Augmentation],
     "unreliable": [Unreliable],
     "channel": [Channel],

@@ -11,11 +11,12 @@ from torch import nn
 
 from fedtailor.core.code_reference import is_reference
 from fedtailor.core.model import Model, wrap
-from fedtailor.data.datasets import Data, known_data
+from fedtailor.data.dataset import Data
+from fedtailor.data.datasets import DATASETS
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, unknown_name
 from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent, call_own_code
-from fedtailor.experiments.parsing import NestedSettings, build_dataclass, build_named, named_settings, parse_value
+from fedtailor.experiments.parsing import NestedSettings, build_named, named_settings, parse_value
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS, network
 from fedtailor.networks.layers import Network
@@ -104,9 +105,9 @@ def build_data(given: Any, consent: CodeConsent = NO_CONSENT) -> Data | OwnData:
         arguments = _check_arguments("data", name, function, settings)
         seed = parse_value(int | None, arguments.pop("seed", None), "data.seed") if _takes_seed(function) else None
         return OwnData(name, arguments, function, seed)
-    if name not in known_data():
-        raise unknown_name("data set", name, known_data())
-    data: Data = build_dataclass(Data, settings, name, "data")
+    if name not in DATASETS:
+        raise unknown_name("data set", name, DATASETS)
+    data: Data = build_named("data", settings, DATASETS, None)
     return data
 
 
@@ -118,10 +119,7 @@ def part_types(part: str, name: str, consent: CodeConsent = NO_CONSENT) -> dict[
         return {parameter: hints.get(parameter, Any) for parameter in _settings_of(part, name, function)}
     if is_reference(name):
         return _field_types(consent.load_method(part, name))
-    known: dict[str, Mapping[str, type[Any]]] = {
-        "network": NETWORKS,
-        "data": dict.fromkeys(known_data(), Data),
-    }
+    known: dict[str, Mapping[str, type[Any]]] = {"network": NETWORKS, "data": DATASETS}
     kind = known.get(part, METHODS).get(name)
     return {} if kind is None else _field_types(kind)
 

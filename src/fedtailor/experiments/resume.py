@@ -10,7 +10,7 @@ from typing import Any
 from fedtailor.core.client_models import BY_CLIENT, AnyModelLike, as_any_model
 from fedtailor.core.code_reference import PARTS, is_reference
 from fedtailor.core.method import Method
-from fedtailor.data.datasets import known_data
+from fedtailor.data.datasets import DATASETS
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DamagedRunError, RunError
 from fedtailor.experiments.experiment import Experiment, make_experiment
@@ -114,7 +114,7 @@ def _experiment(folder: Path, given: Mapping[str, Any], allow_code: bool) -> Exp
     objects = {part: value for part, value in given.items() if value is not None and part not in named}
     settings = {name: value for name, value in read_settings(folder).items() if name not in objects}
     settings |= {part: rename_part(part, settings[part], name) for part, name in named.items()}
-    known: dict[str, Collection[str]] = {"method": METHODS, "network": [*NETWORKS, BY_CLIENT], "data": known_data()}
+    known: dict[str, Collection[str]] = {"method": METHODS, "network": [*NETWORKS, BY_CLIENT], "data": DATASETS}
     for part in PARTS:
         name = str(_innermost(settings[part]).get("name")) if part in settings else ""
         if part in settings and name not in known[part] and not is_reference(name):

@@ -24,7 +24,7 @@ from fedtailor.core.batch import take_samples
 from fedtailor.core.client_models import AnyModelLike
 from fedtailor.core.code_reference import is_reference
 from fedtailor.core.method import Method
-from fedtailor.data.datasets import known_data
+from fedtailor.data.datasets import DATASETS
 from fedtailor.data.federation import Federation
 from fedtailor.data.input_spec import InputSpec
 from fedtailor.errors import ConfigError, RunError
@@ -171,7 +171,7 @@ def _predict_file(models: Iterator[PersonalModel], run: Run, path: Path) -> Iter
 def _load_data(run: Run, loader: str | None, allow_code: bool) -> Federation:
     """Load the run's data again; `loader` is the name of the user's own code, if the user named it again."""
     data = run.experiment["data"] if loader is None else rename_part("data", run.experiment["data"], loader)
-    if data["name"] not in known_data() and not is_reference(data["name"]):
+    if data["name"] not in DATASETS and not is_reference(data["name"]):
         raise RunError(f"The run's data '{data['name']}' is not built in; pass it: predict_clients(path, fed=...).")
     consent = CodeConsent(frozenset() if loader is None else frozenset({loader}), allow_code, HOW_TO_CONSENT)
     return make_experiment({"data": data, "seed": run.experiment["seed"]}, consent).load()

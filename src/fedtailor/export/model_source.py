@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from fedtailor.core.client_models import BY_CLIENT
 from fedtailor.core.trees import Params
 from fedtailor.core.untrusted_input import check_settings, parse_json, read_text
-from fedtailor.data.datasets import Data, known_data
+from fedtailor.data.datasets import DATASETS
 from fedtailor.data.input_spec import SINGLE_INPUT, InputSpec
 from fedtailor.errors import RunError
-from fedtailor.experiments.parsing import build_dataclass
+from fedtailor.experiments.parsing import build_dataclass, build_named
 from fedtailor.runs.reader import (
     FLOWER_ENGINE,
     is_finished,
@@ -137,10 +137,9 @@ def _inputs_of_run(data: Mapping[str, Any], info: Mapping[str, Any]) -> InputSpe
     """Return the input format that a run recorded, or else that of its data."""
     if isinstance(inputs := info.get("inputs"), dict):
         return _parse_input_spec(inputs)
-    if data["name"] not in known_data():
+    if data["name"] not in DATASETS:
         raise RunError("The run did not record its input format; pass its data: ft.load_personal(path, fed=...).")
-    settings: Data = build_dataclass(Data, data, data["name"], "data")
-    return InputSpec.from_federation(settings.load())
+    return InputSpec.from_federation(build_named("data", data, DATASETS, None).load())
 
 
 def _parse_input_spec(values: Mapping[str, Any]) -> InputSpec:

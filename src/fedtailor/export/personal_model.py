@@ -206,6 +206,9 @@ def _make_network(info: ModelInfo, consent: CodeConsent) -> Model:
     name = info.network["name"]
     if name not in NETWORKS and not is_reference(name):
         raise RunError(f"The network '{name}' is not part of FedTailor; pass it: ft.load_personal(path, model=...).")
-    spec = build_network(info.network, consent)
+    settings = dict(info.network)
+    if name in NETWORKS:
+        settings.pop("pretrained", None)  # these tensors are in the state, and no other file may be read
+    spec = build_network(settings, consent)
     assert spec is not None  # it has a name
     return make_model(spec, info.inputs.dummy_federation())

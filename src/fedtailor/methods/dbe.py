@@ -7,18 +7,19 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionAbove0, NonNegative
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.model import Inputs, Model
-from fedtailor.core.trees import Rows, Tree, mean, repeat, zeros_like
+from fedtailor.core.trees import Rows, Tree, mean, repeat
 from fedtailor.methods._shared.feature_layers import zero_feature
 
 
 @dataclass(frozen=True)
-class DBE(LocalTraining):
+class DBE(WeightedMethod, LocalTraining):
     """Zhang et al., "Eliminating Domain Bias for Federated Learning in Representation Space", NeurIPS 2023.
 
     A personal vector z̄_i holds the client-specific bias of the features and is added to them before the head
@@ -35,6 +36,10 @@ class DBE(LocalTraining):
     ] = 2.5
     mu: Annotated[FractionAbove0, "μ, weight of the newest batch in the running mean of features"] = 1.0
     memory: Annotated[bool, "add a personal vector to the features"] = True
+    weights: Annotated[
+        ClientWeights, "client weights, also in the consensus: by number of samples (as in the paper) or uniform"
+    ] = "size"
+    keeps_optimizer: ClassVar[bool] = True
     ranked_by: ClassVar[str | None] = "received"  # the paper evaluates the global model with the client's feature bias
     download: ClassVar[str] = "model, once the consensus feature"
     upload: ClassVar[str] = "model, once a mean feature"
@@ -46,7 +51,9 @@ class DBE(LocalTraining):
         return {"params": setup.params, "consensus": zero_feature(setup), "has_consensus": has_consensus}
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"memory": zero_feature(setup), "consensus": zero_feature(setup)}
+        zeros = zero_feature(setup)
+        kept = self.init_optimizer({"params": setup.params, "memory": zeros})
+        return {"memory": zeros, "consensus": zeros, **kept}
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
         first_time = ~server["has_consensus"][list(clients)][:, None] & (round > 1)
@@ -56,19 +63,21 @@ class DBE(LocalTraining):
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
         received, first = message["consensus"], ctx.round == 1
         consensus = torch.where(received.present, received.values, state["consensus"])[0]
-        start = {"params": message["params"], "memory": state["memory"], "running": zeros_like(state)["memory"]}
-        end = self._learn(ctx, start, consensus, 0.0 if first else self.kappa, self.memory)
+        start = {"params": message["params"], "memory": state["memory"], "running": torch.zeros_like(state["memory"])}
+        end, kept = self._learn(ctx, start, state, consensus, 0.0 if first else self.kappa, self.memory)
         upload: Tree = {"params": ctx.update_batch_stats(end["params"])}
-        if first:
-            plain = self._learn(ctx, start, consensus, kappa=0.0, memory=False)
+        if first:  # the plain training has its own optimizer, which is discarded with the model
+            plain, _ = self._learn(ctx, start, {}, consensus, kappa=0.0, memory=False)
             upload["mean"] = Rows(plain["running"][None], torch.ones_like(received.present))
-        return {"memory": end["memory"], "consensus": consensus}, upload
+        new = {"memory": end["memory"], "consensus": consensus, "optimizer": kept}
+        return {name: new[name] for name in state}, upload
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        new = server | {"params": mean(exchange.received["params"], exchange.sizes)}
+        weights = self.round_weights(exchange)
+        new = server | {"params": mean(exchange.received["params"], weights)}
         if exchange.round == 1:
             means = {"consensus": exchange.received["mean"].values[:, 0]}
-            return new | mean(means, exchange.sizes)  # z̄^g
+            return new | mean(means, weights)  # z̄^g
         participants = torch.tensor(exchange.clients, device=server["has_consensus"].device)
         return new | {"has_consensus": server["has_consensus"].index_fill(0, participants, True)}
 
@@ -78,8 +87,10 @@ class DBE(LocalTraining):
     def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
         return model.head_output(personal, model.features(personal, x) + personal["memory"])
 
-    def _learn(self, ctx: ClientContext, start: Tree, consensus: Tensor, kappa: float, memory: bool) -> Tree:
-        """Train params and memory, and track the running mean of the features."""
+    def _learn(
+        self, ctx: ClientContext, start: Tree, state: Tree, consensus: Tensor, kappa: float, memory: bool
+    ) -> tuple[Tree, Tree]:
+        """Train params and memory, track the running mean of the features, and also return the optimizer state."""
 
         def objective(tree: Tree, batch: Batch) -> Tensor:
             z = ctx.model.features(tree["params"], batch.x)
@@ -97,10 +108,10 @@ class DBE(LocalTraining):
             moved, kept = optimizer.step(_learned(tree), _learned(grad), carry["optimizer"])
             return {"tree": moved | {"running": running}, "optimizer": kept}
 
-        optimizer = self.make_optimizer(self.scheduled(ctx, 1.0))
-        carry = {"tree": start, "optimizer": optimizer.init(_learned(start))}
-        end: Tree = ctx.scan(step, carry, **self.duration)["tree"]
-        return end
+        optimizer = self.make_optimizer(self.scheduled(ctx, self.lr))
+        before = state["optimizer"] if "optimizer" in state else optimizer.init(_learned(start))
+        end = ctx.scan(step, {"tree": start, "optimizer": before}, **self.duration)
+        return end["tree"], end["optimizer"]
 
 
 def _learned(tree: Tree) -> Tree:

@@ -3,15 +3,16 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative
 from fedtailor.core.local_training import LocalTraining
-from fedtailor.core.method import Exchange, Setup
-from fedtailor.core.trees import Tree, mean, squared_distance
+from fedtailor.core.method import Setup
+from fedtailor.core.trees import Tree, squared_distance
 
 
 @dataclass(frozen=True)
-class Ditto(LocalTraining):
+class Ditto(AveragingMethod, LocalTraining):
     """Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
 
     Each client trains the received global model θ, which it uploads, and a separate personal model v with the proximal
@@ -19,23 +20,25 @@ class Ditto(LocalTraining):
     """
 
     lam: Annotated[NonNegative, "λ, weight of the proximal term of the personal model"] = 1.0
+    weights: Annotated[ClientWeights, "client weights: by number of samples or uniform (as in the paper)"] = "size"
     client_state: ClassVar[str] = "personal model"
+    keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model as its personal model"
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"own": setup.params}
+        kept = self.init_optimizer(setup.params) | self.init_optimizer(setup.params, "own_optimizer")
+        return {"own": setup.params, **kept}
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        params = ctx.optimize(ctx.loss, message["params"], **self.optimizer_options)
-        own = ctx.optimize(
+        params, kept = self.optimize(ctx, ctx.loss, message["params"], state)
+        own, own_kept = self.optimize(
+            ctx,
             lambda v, batch: ctx.loss(v, batch) + self.lam / 2 * squared_distance(v, message["params"]),
             state["own"],
-            **self.optimizer_options,
+            state,
+            key="own_optimizer",
         )
-        return {"own": own}, {"params": params}
-
-    def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        return mean(exchange.received, exchange.sizes)
+        return {"own": own, **kept, **own_kept}, {"params": params}
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return {**state["own"]}

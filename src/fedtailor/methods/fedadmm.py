@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
+from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Positive
@@ -14,19 +15,18 @@ from fedtailor.core.trees import Tree, add, dot, mean, scale, squared_distance, 
 
 
 @dataclass(frozen=True)
-class FedADMM(LocalTraining):
+class FedADMM(AveragingMethod, LocalTraining):
     """Gong, Li, Freris, "FedADMM: A Robust Federated Deep Learning Framework with Adaptivity to System Heterogeneity",
     ICDE 2022.
 
-    Client i minimizes f_i(w) + ⟨y_i, w − θ⟩ + ρ/2 ‖w − θ‖² with its own dual variable y_i; all clients have equal
-    weight. It uploads Δ_i, the change of w_i + y_i/ρ since it last took part; in the authors' code (variant="code"),
-    Δ_i is twice the change from θ.
+    Client i minimizes f_i(w) + ⟨y_i, w − θ⟩ + ρ/2 ‖w − θ‖² with its own dual variable y_i. It uploads Δ_i, the change
+    of w_i + y_i/ρ since it last took part; in the authors' code (variant="code"), Δ_i is twice the change from θ.
 
     Implementation choices: w_i starts at θ in each round, as in the code, because ρ is so small that a w_i that starts
     at its last value is hardly influenced by θ. The server learning rate is η = m/N, which keeps θ equal to the mean of
-    all w_i + y_i/ρ. The code uses η = 1 (0.5 from round 60 on), which is the same under full participation; under
-    partial participation, changes since the last participation would be counted repeatedly and grow. The code draws the
-    number of epochs from 1 to 10 each time; here it is `epochs`.
+    all w_i + y_i/ρ; with weights="size", m and N count samples. The code uses η = 1 (0.5 from round 60 on), which is
+    the same under full participation; under partial participation, changes since the last participation would be
+    counted repeatedly and grow. The code draws the number of epochs from 1 to 10 each time; here it is `epochs`.
     """
 
     lr: Annotated[Positive, "η, local learning rate (0.1 in the code)"] = 0.05
@@ -40,15 +40,12 @@ class FedADMM(LocalTraining):
     start: Annotated[Literal["received", "own"], "initial w_i of each round: the received model, or its last value"] = (
         "received"
     )
+    weights: Annotated[ClientWeights, "client weights: uniform (as in the paper) or by number of samples"] = "uniform"
     personal: ClassVar[bool] = False
     keeps_optimizer: ClassVar[bool] = True
     upload: ClassVar[str] = "model update"
     client_state: ClassVar[str] = "local model, dual variable"
     newcomer_start: ClassVar[str] = "the global model as its local model; a zero dual variable"
-
-    @property
-    def uses_plain_mean(self) -> bool:
-        return True
 
     def init_client(self, setup: Setup) -> Tree:
         dual = zeros_like(setup.model.trainable(setup.params))
@@ -72,8 +69,8 @@ class FedADMM(LocalTraining):
         return {"own": own, "dual": add(dual, scale(gap, self.rho)), **new}, upload
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        average = mean(exchange.received)
-        step = len(exchange.clients) / exchange.num_clients if self.server_lr is None else self.server_lr
+        average = mean(exchange.received, self.round_weights(exchange))
+        step = self.round_share(exchange) if self.server_lr is None else self.server_lr
         moved = add(exchange.model.trainable(server["params"]), scale(average["change"], step))
         return {"params": moved | average["statistics"]}
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.batch import Batch, SharedContext
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Constraint, Fraction, NonNegative, Positive, PositiveInt
@@ -26,7 +27,7 @@ _Noise = Annotated[float, Constraint("above 0, so that no real sample is sent un
 
 
 @dataclass(frozen=True)
-class FedAF(ScheduledMethod):
+class FedAF(WeightedMethod, ScheduledMethod):
     """Wang et al., "An Aggregation-Free Federated Learning for Tackling Data Heterogeneity", CVPR 2024.
 
     Each client learns a few synthetic samples per class, anew in each round, such that a network responds to them as to
@@ -64,6 +65,9 @@ class FedAF(ScheduledMethod):
     server_lr: Annotated[Positive, "server learning rate (0.001 in a re-implementation)"] = 0.1
     server_epochs: Annotated[PositiveInt, "server epochs over all synthetic samples"] = 20
     server_batch: Annotated[PositiveInt, "server batch size"] = 256
+    weights: Annotated[
+        ClientWeights, "client weights in mean logits and soft labels: uniform or by number of samples"
+    ] = "uniform"
     personal: ClassVar[bool] = False
     fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd(
         "its clients train no model; they learn samples by plain SGD"
@@ -111,9 +115,10 @@ class FedAF(ScheduledMethod):
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         samples, present = exchange.received["samples"]  # [clients, classes, per_class, ...], [clients, classes]
-        old = Rows(server["class_logits"], torch.ones_like(present[0]))
+        old, given = Rows(server["class_logits"], torch.ones_like(present[0])), self.round_weights(exchange)
+        weights = present if given is None else given[:, None].expand_as(present)
         logits, soft = (
-            merge_rows(old, exchange.received[name], present).values for name in ("own_logits", "soft_labels")
+            merge_rows(old, exchange.received[name], weights).values for name in ("own_logits", "soft_labels")
         )
         labels = torch.arange(len(soft), device=present.device).expand_as(present)[present]
         x, y = samples[present].flatten(0, 1), labels.repeat_interleave(self.per_class)

@@ -6,13 +6,14 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionAbove0, NonNegative, PositiveInt
 from fedtailor.core.local_training import LocalTraining
-from fedtailor.core.method import Exchange, Setup
+from fedtailor.core.method import Setup
 from fedtailor.core.model import Model
-from fedtailor.core.trees import Params, Tree, map_leaves, mean, sub
+from fedtailor.core.trees import Params, Tree, map_leaves, sub
 from fedtailor.core.vmap_context import vmap_max
 
 _SPLIT = 6  # salt of the random part of the data
@@ -20,7 +21,7 @@ _WINDOW, _CONVERGED = 10, 0.1  # number of losses, and their standard deviation 
 
 
 @dataclass(frozen=True)
-class FedALA(LocalTraining):
+class FedALA(AveragingMethod, LocalTraining):
     """Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI 2023.
 
     A client starts from θ_i + (θ − θ_i) ⊙ W in its last layers and from the global θ in the layers below. It learns W
@@ -33,6 +34,7 @@ class FedALA(LocalTraining):
     layers: Annotated[PositiveInt, "p, number of last layers that are mixed"] = 1
     share: Annotated[FractionAbove0, "s, fraction of a client's samples on which W is learned"] = 0.8
     first_epochs: Annotated[PositiveInt, "maximum number of epochs the first time"] = 20
+    weights: Annotated[ClientWeights, "client weights: by number of samples (as in the paper) or uniform"] = "size"
     client_state: ClassVar[str] = "personal last layers, their weights"
     keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model as its personal model"
@@ -47,9 +49,6 @@ class FedALA(LocalTraining):
         start, learned = self._mix(ctx, state, message)
         params, new = self.optimize(ctx, ctx.loss, start, state)
         return {"own": self._last_layers(ctx.model, params), **learned, **new}, {"params": params}
-
-    def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        return mean(exchange.received, exchange.sizes)
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return self._mix(ctx, state, message)[0]

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedtailor.core.averaging import AveragingMethod
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegativeInt, Positive
@@ -14,9 +15,11 @@ from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Params, Tree, dot, mean
 from fedtailor.methods._shared.class_statistics import pick_rows, prototypes
 
+_Weights = Annotated[Literal["fisher", "size", "uniform"], "client weights: F_i, number of samples, or uniform"]
+
 
 @dataclass(frozen=True)
-class FedAS(LocalTraining):
+class FedAS(AveragingMethod, LocalTraining):
     """Yang, Huang, Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learning", CVPR 2024.
 
     Before local training, a client aligns the features of the received body with the class means of the features of its
@@ -29,18 +32,12 @@ class FedAS(LocalTraining):
 
     align_epochs: Annotated[NonNegativeInt, "epochs of alignment; 0: no alignment"] = 1
     align_lr: Annotated[Positive, "learning rate of alignment (as in the code; small compared with lr)"] = 0.01
-    weights: Annotated[Literal["fisher", "size", "uniform"], "client weights: F_i, number of samples, or uniform"] = (
-        "fisher"
-    )
+    weights: _Weights = "fisher"  # type: ignore[assignment]  # one more choice than in all other methods
     download: ClassVar[str] = "body"
     upload: ClassVar[str] = "body, Fisher weight"
     client_state: ClassVar[str] = "personal model"
     keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global body; the initial head"
-
-    @property
-    def uses_plain_mean(self) -> bool:
-        return self.weights == "uniform"
 
     def init_server(self, setup: Setup) -> Tree:
         return {"params": setup.split("head")[0]}
@@ -58,12 +55,15 @@ class FedAS(LocalTraining):
             {"fisher": _fisher(ctx, params)} if self.weights == "fisher" else {}
         )
 
+    def round_weights(self, exchange: Exchange) -> Tensor | None:
+        if self.weights != "fisher":
+            return super().round_weights(exchange)
+        # the smallest positive number makes the weights uniform if every F_i is 0
+        weights: Tensor = exchange.received["fisher"].double() + torch.finfo(torch.float64).tiny
+        return weights
+
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        weights = exchange.sizes if self.weights == "size" else None
-        if self.weights == "fisher":
-            # the smallest positive number makes the weights uniform if every F_i is 0
-            weights = exchange.received["fisher"].double() + torch.finfo(torch.float64).tiny
-        return {"params": mean(exchange.received["params"], weights)}
+        return {"params": mean(exchange.received["params"], self.round_weights(exchange))}
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return {**state["params"]}

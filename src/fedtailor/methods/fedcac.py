@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Fraction, Positive
 from fedtailor.core.local_training import LocalTraining
@@ -17,7 +18,7 @@ _MIN_SENSITIVITY = 1e-10  # sensitivities up to this value are rounding errors
 
 
 @dataclass(frozen=True)
-class FedCAC(LocalTraining):
+class FedCAC(WeightedMethod, LocalTraining):
     """Wu et al., "Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through Cautiously
     Aggressive Collaboration", ICCV 2023.
 
@@ -34,6 +35,7 @@ class FedCAC(LocalTraining):
     beta: Annotated[Positive, "β, round after which clients do not collaborate (170 for CIFAR-100 in the paper)"] = (
         100.0
     )
+    weights: Annotated[ClientWeights, "client weights in θ: by number of samples or uniform"] = "size"
     download: ClassVar[str] = "personalized mixture of models"
     upload: ClassVar[str] = "model, one bit per parameter"
     keeps_optimizer: ClassVar[bool] = True
@@ -73,7 +75,7 @@ class FedCAC(LocalTraining):
         # each participant collaborates with itself
         known = server["collaborators"].diagonal().index_fill(0, clients, True)
         return {
-            "params": mean(received["params"], exchange.sizes),
+            "params": mean(received["params"], self.round_weights(exchange)),
             "models": put(server["models"], clients, exchange.model.trainable(received["params"])),
             "critical": critical,
             "collaborators": self._collaborators(critical, known, exchange.round),

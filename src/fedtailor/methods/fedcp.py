@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative, Positive
 from fedtailor.core.local_training import LocalTraining
-from fedtailor.core.method import Exchange, Setup
+from fedtailor.core.method import Setup
 from fedtailor.core.model import Inputs, Model
-from fedtailor.core.trees import Params, Tree, add, mean, scale
+from fedtailor.core.trees import Params, Tree, add, scale
 from fedtailor.errors import ConfigError
 from fedtailor.methods._shared.feature_layers import layer_norm, linear, make_block
 from fedtailor.methods._shared.mmd import squared_mmd
@@ -22,7 +23,7 @@ _BANDWIDTHS = [2.0 * a for a in (10, 15, 20, 50)]  # of the kernels exp(−d² /
 
 
 @dataclass(frozen=True)
-class FedCP(LocalTraining):
+class FedCP(AveragingMethod, LocalTraining):
     """Zhang et al., "FedCP: Separating Feature Information for Personalized Federated Learning via Conditional Policy",
     KDD 2023.
 
@@ -39,6 +40,7 @@ class FedCP(LocalTraining):
         NonNegative, "λ, weight of the MMD to the features of the received body (5 in the paper's run, at lr 0.005)"
     ] = 0.25
     tau: Annotated[Positive, "τ, temperature of the policy"] = 1.0
+    weights: Annotated[ClientWeights, "client weights: by number of samples (as in the paper) or uniform"] = "size"
     download: ClassVar[str] = "model, policy network"
     upload: ClassVar[str] = "model, policy network"
     client_state: ClassVar[str] = "head"
@@ -72,9 +74,6 @@ class FedCP(LocalTraining):
         body, head = ctx.model.split(end["params"])
         upload = {"params": body | scale(add(head, common), 0.5), "policy": end["policy"]}
         return {"head": head, **new}, upload
-
-    def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        return mean(exchange.received, exchange.sizes)
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         (body, common), own = ctx.model.split(message["params"]), state["head"]

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 
+from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Positive
 from fedtailor.core.local_training import LocalTraining
@@ -14,15 +15,13 @@ from fedtailor.core.trees import Tree, add, dot, mean, repeat, scale, squared_no
 
 
 @dataclass(frozen=True)
-class FedExP(LocalTraining):
+class FedExP(WeightedMethod, LocalTraining):
     """Jhunjhunwala, Wang, Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023.
 
     The server extrapolates along the mean update Δ with the step size η_g = max(1, mean ‖Δ_i‖² / (2 (‖Δ‖² + ε))).
     """
 
-    weights: Annotated[
-        Literal["size", "uniform"], "client weights: uniform (as in the paper) or by number of samples"
-    ] = "uniform"
+    weights: Annotated[ClientWeights, "client weights: uniform (as in the paper) or by number of samples"] = "uniform"
     epsilon: Annotated[Positive, "ε, bounds the step size (0.1 for EMNIST in the paper)"] = 0.001
     average_last: Annotated[
         bool, "evaluate the mean of the last two global models; training continues from the last one"
@@ -49,7 +48,8 @@ class FedExP(LocalTraining):
         return state | new, {"params": params}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        weights = exchange.sizes if self.weights == "size" else torch.ones_like(exchange.sizes)
+        given = self.round_weights(exchange)
+        weights = torch.ones_like(exchange.sizes) if given is None else given
         average, trainable = mean(exchange.received["params"], weights), exchange.model.trainable
         updates = trainable(sub(exchange.received["params"], exchange.sent["params"]))  # Δ_i
         update = trainable(sub(average, server["params"]))  # Δ

@@ -1,8 +1,9 @@
 """FedLAG: FedAvg with layer-wise personalization by gradient conflict."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
+from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.local_training import LocalTraining, training_settings
 from fedtailor.core.method import Method
 from fedtailor.methods._shared.layerwise import Layerwise
@@ -10,17 +11,14 @@ from fedtailor.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class FedLAG(Layerwise, LocalTraining):
+class FedLAG(WeightedMethod, Layerwise, LocalTraining):
     """Anonymous, "Towards Layer-wise Personalized Federated Learning: Adaptive Layer Disentanglement via Conflicting
     Gradients", under review.
 
     FedAvg in which the layers with the most gradient conflicts are personal; equals LAG(FedAvg(...)).
     """
 
-    weights: Annotated[
-        Literal["size", "uniform"], "client weights: uniform (as in the paper) or by number of samples"
-    ] = "uniform"
-
+    weights: Annotated[ClientWeights, "client weights: uniform (as in the paper) or by number of samples"] = "uniform"
     keeps_optimizer: ClassVar[bool] = True
 
     @property

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Fraction, FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt
@@ -21,7 +22,7 @@ _MAX_ENTRIES = 2**22  # matrix entries per batch of problems; limits memory with
 
 
 @dataclass(frozen=True)
-class FedPAC(LocalTraining):
+class FedPAC(WeightedMethod, LocalTraining):
     """Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR
     2023.
 
@@ -42,6 +43,8 @@ class FedPAC(LocalTraining):
     lam: Annotated[NonNegative, "λ, weight of the alignment of features with prototypes"] = 1.0
     mix: Annotated[bool, "combine heads; false: each client keeps its own head"] = True
     smallest: Annotated[Fraction, "weights of heads below this value become 0"] = 0.001
+    weights: Annotated[ClientWeights, "client weights of the bodies: by number of samples or uniform"] = "size"
+    keeps_optimizer: ClassVar[bool] = True
     download: ClassVar[str] = "body, personalized combination of heads, prototypes"
     upload: ClassVar[str] = "body, head, client prototypes, class sizes, feature statistics"
     newcomer_start: ClassVar[str] = "the global body, the mean head, the global prototypes"
@@ -54,6 +57,10 @@ class FedPAC(LocalTraining):
         new = super().grow_server(server, setup, before)
         return new | {"heads": set_newcomer_rows(new["heads"], newcomer_shares(new["heads"], before))}
 
+    def init_client(self, setup: Setup) -> Tree:
+        body, head = setup.split("head")
+        return self.init_optimizer(body) | self.init_optimizer(head, "head_optimizer")
+
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
         message = repeat({"params": server["params"], "prototypes": server["prototypes"]}, len(clients))
         own = take(server["heads"], torch.tensor(clients))
@@ -65,15 +72,15 @@ class FedPAC(LocalTraining):
         moments = totals["sums"] / ctx.size  # H_i[k] = p_k μ_k
         variance = (totals["squares"] / ctx.size - moments.square().sum()) / ctx.size  # V_i
 
-        head_options = self.optimizer_options | {"lr": self.head_lr, "epochs": self.head_epochs, "steps": None}
-        head = ctx.optimize(lambda h, batch: ctx.loss(received | h, batch), head, **head_options)
+        phase: dict[str, Any] = {"key": "head_optimizer", "lr": self.head_lr, "epochs": self.head_epochs}
+        head, head_kept = self.optimize(ctx, lambda h, batch: ctx.loss(received | h, batch), head, state, **phase)
         targets = self._targets(ctx, message["prototypes"], totals)
-        body = ctx.optimize(
-            lambda b, batch: aligned_loss(ctx, b | head, batch, targets, self.lam), received, **self.optimizer_options
+        body, kept = self.optimize(
+            ctx, lambda b, batch: aligned_loss(ctx, b | head, batch, targets, self.lam), received, state
         )
         params = body | head
         statistics = {"counts": totals["counts"], "moments": moments, "variance": variance}
-        return state, {"params": params, "prototypes": prototypes(ctx, params), **statistics}
+        return head_kept | kept, {"params": params, "prototypes": prototypes(ctx, params), **statistics}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         received = exchange.received
@@ -82,7 +89,7 @@ class FedPAC(LocalTraining):
             heads = combine(self._weights(received["moments"], received["variance"]), heads)
         clients = torch.tensor(exchange.clients, device=received["variance"].device)
         return {
-            "params": mean(bodies, exchange.sizes),
+            "params": mean(bodies, self.round_weights(exchange)),
             "heads": put(server["heads"], clients, heads),
             "prototypes": merge_rows(server["prototypes"], received["prototypes"], received["counts"]),
         }

@@ -7,19 +7,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtailor.core.averaging import AveragingMethod
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionBelow1
 from fedtailor.core.local_training import LocalTraining
-from fedtailor.core.method import Exchange, Setup
-from fedtailor.core.trees import Tree, add, mean, scale
+from fedtailor.core.method import Setup
+from fedtailor.core.trees import Tree, add, scale
 from fedtailor.methods._shared.mmd import squared_mmd
 
 _TEMPERATURE = 4.0  # temperature of the teacher; the student has none
 
 
 @dataclass(frozen=True)
-class FedPHP(LocalTraining):
+class FedPHP(AveragingMethod, LocalTraining):
     """Li et al., "FedPHP: Federated Personalization with Inherited Private Models", ECML-PKDD 2021.
 
     A client's personal model is a running mean of its past local models, in which new models have smaller weights the
@@ -60,9 +61,6 @@ class FedPHP(LocalTraining):
         past = (self.mu * participations / expected).clamp(max=self.mu)
         own = add(scale(own, past), scale(params, 1 - past))
         return {"own": own, "participations": participations + 1, **new}, {"params": params}
-
-    def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        return mean(exchange.received, exchange.sizes)
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return {**state["own"]}

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative
 from fedtailor.core.local_training import LocalTraining
@@ -17,7 +18,7 @@ from fedtailor.methods._shared.mmd import squared_distances
 
 
 @dataclass(frozen=True)
-class FedProto(LocalTraining):
+class FedProto(WeightedMethod, LocalTraining):
     """Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022.
 
     Clients exchange only prototypes; each client trains its own model. In round 1, there are no prototypes to align
@@ -34,7 +35,7 @@ class FedProto(LocalTraining):
         "prototypes"
     )
     weights: Annotated[
-        Literal["size", "uniform"], "client weights: by number of samples or uniform (as in the code)"
+        ClientWeights, "client weights: by number of samples of the class or uniform (as in the code)"
     ] = "size"
     mixed_architectures: ClassVar[bool] = True
     download: ClassVar[str] = "prototypes"

@@ -3,21 +3,25 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative
 from fedtailor.core.local_training import LocalTraining
-from fedtailor.core.method import Exchange, Setup
-from fedtailor.core.trees import Tree, mean, squared_distance
+from fedtailor.core.method import Setup
+from fedtailor.core.trees import Tree, squared_distance
 
 
 @dataclass(frozen=True)
-class FedProx(LocalTraining):
+class FedProx(AveragingMethod, LocalTraining):
     """Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
     FedAvg with the proximal term μ/2 ‖w − θ‖² in the local objective, which keeps local models close to the received θ.
     """
 
     mu: Annotated[NonNegative, "μ, weight of the proximal term toward the received model"] = 0.1
+    weights: Annotated[
+        ClientWeights, "client weights: by number of samples or uniform (as in the paper, which draws clients by size)"
+    ] = "size"
     personal: ClassVar[bool] = False
     keeps_optimizer: ClassVar[bool] = True
 
@@ -32,6 +36,3 @@ class FedProx(LocalTraining):
             state,
         )
         return state | new, {"params": params}
-
-    def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        return mean(exchange.received, exchange.sizes)

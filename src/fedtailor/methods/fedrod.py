@@ -6,18 +6,19 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative
 from fedtailor.core.local_training import LocalTraining
-from fedtailor.core.method import Exchange, Setup
+from fedtailor.core.method import Setup
 from fedtailor.core.model import Inputs, Model
-from fedtailor.core.trees import Tree, mean, zeros_like
+from fedtailor.core.trees import Tree, zeros_like
 from fedtailor.methods._shared.class_statistics import class_counts
 
 
 @dataclass(frozen=True)
-class FedRoD(LocalTraining):
+class FedRoD(AveragingMethod, LocalTraining):
     """Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022.
 
     A body with two heads. The generic head and the body are trained with balanced softmax, as if the client had equally
@@ -28,6 +29,7 @@ class FedRoD(LocalTraining):
     """
 
     gamma: Annotated[NonNegative, "γ, exponent of the class counts in the balanced softmax"] = 1.0
+    weights: Annotated[ClientWeights, "client weights: by number of samples (as in the paper) or uniform"] = "size"
     client_state: ClassVar[str] = "personal head"
     keeps_optimizer: ClassVar[bool] = True
     newcomer_start: ClassVar[str] = "the global model; a zero personal head"
@@ -48,9 +50,6 @@ class FedRoD(LocalTraining):
 
         end, new = self.optimize(ctx, objective, {"params": message["params"], "head": state["head"]}, state)
         return {"head": end["head"], **new}, {"params": end["params"]}
-
-    def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        return mean(exchange.received, exchange.sizes)
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return {**message["params"], "own_head": state["head"]}

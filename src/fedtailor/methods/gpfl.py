@@ -7,19 +7,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative
 from fedtailor.core.local_training import LocalTraining
-from fedtailor.core.method import Exchange, Setup
+from fedtailor.core.method import Setup
 from fedtailor.core.model import Inputs, Model, cross_entropy
-from fedtailor.core.trees import Tree, dot, mean
+from fedtailor.core.trees import Tree, dot
 from fedtailor.methods._shared.class_statistics import class_counts
 from fedtailor.methods._shared.feature_layers import FEATURE_SALT, layer_norm, linear, make_block, zero_feature
 
 
 @dataclass(frozen=True)
-class GPFL(LocalTraining):
+class GPFL(AveragingMethod, LocalTraining):
     """Zhang et al., "GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized
     Federated Learning", ICCV 2023.
 
@@ -41,6 +42,7 @@ class GPFL(LocalTraining):
     contexts: Annotated[Literal["received", "own"], "embeddings that define contexts: received, or last trained"] = (
         "received"
     )
+    weights: Annotated[ClientWeights, "client weights: by number of samples (as in the paper) or uniform"] = "size"
     download: ClassVar[str] = "body, class embeddings, valve"
     upload: ClassVar[str] = "body, class embeddings, valve"
     client_state: ClassVar[str] = "head"
@@ -85,9 +87,6 @@ class GPFL(LocalTraining):
         body, head = ctx.model.split(end["params"])
         new = {"head": head, "context": context, "embeddings": end["embeddings"], **kept}
         return {name: new[name] for name in state}, end | {"params": body}
-
-    def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        return mean(exchange.received, exchange.sizes)
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         context, _ = self._contexts(ctx, state, message)

@@ -1,8 +1,9 @@
 """LG-FedAvg: a shared head and a personal body."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
+from fedtailor.core.averaging import ClientWeights
 from fedtailor.core.trees import Params
 from fedtailor.methods._shared.split import Split, SplitMethod, Splitter
 
@@ -18,9 +19,7 @@ class LGFedAvg(SplitMethod):
     """
 
     title: ClassVar[str] = "LG-FedAvg"
-    weights: Annotated[
-        Literal["size", "uniform"], "client weights: uniform (as in the code) or by number of samples"
-    ] = "uniform"
+    weights: Annotated[ClientWeights, "client weights: uniform (as in the code) or by number of samples"] = "uniform"
     mixed_architectures: ClassVar[bool] = True
     download: ClassVar[str] = "head"
     upload: ClassVar[str] = "head"

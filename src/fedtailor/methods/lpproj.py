@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative, Positive, PositiveInt
@@ -17,7 +18,7 @@ from fedtailor.core.trees import Tree, add, dots, map_leaves, mean, repeat, scal
 
 
 @dataclass(frozen=True)
-class LpProj(ScheduledMethod):
+class LpProj(AveragingMethod, ScheduledMethod):
     """Lin et al., "Personalized Federated Learning towards Communication Efficiency, Robustness and Fairness", NeurIPS
     2022.
 
@@ -38,6 +39,7 @@ class LpProj(ScheduledMethod):
     steps: Annotated[PositiveInt, "L, batches between two steps of w (20 in the paper)"] = 4
     repeats: Annotated[PositiveInt, "R, steps of w per round"] = 5
     beta: Annotated[Positive, "β, share of the new average in w"] = 1.0
+    weights: Annotated[ClientWeights, "client weights: uniform (as in the paper) or by number of samples"] = "uniform"
     download: ClassVar[str] = "projected model"
     upload: ClassVar[str] = "projected model"
     fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd(
@@ -51,10 +53,6 @@ class LpProj(ScheduledMethod):
         self.require(self.p >= 1, "p", "at least 1")
         stable = self.p != 2 or self.lam * max(self.lr, self.anchor_lr) < 2
         self.require(stable, "lam", "below 2/lr and 2/anchor_lr with p = 2")
-
-    @property
-    def uses_plain_mean(self) -> bool:
-        return True
 
     def init_server(self, setup: Setup) -> Tree:
         return {"anchor": setup.like.new_zeros(self.dimension)}
@@ -90,7 +88,8 @@ class LpProj(ScheduledMethod):
         return {"own": ctx.update_batch_stats(end["own"])}, {"anchor": move_anchor(end["anchor"], project(end["own"]))}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        return add(scale(server, 1 - self.beta), scale(mean(exchange.received), self.beta))
+        average = mean(exchange.received, self.round_weights(exchange))
+        return add(scale(server, 1 - self.beta), scale(average, self.beta))
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return {**state["own"]}

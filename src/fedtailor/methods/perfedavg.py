@@ -5,16 +5,17 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
+from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegative, Positive, PositiveInt
 from fedtailor.core.local_training import LocalTraining
-from fedtailor.core.method import Exchange, Setup
-from fedtailor.core.trees import Tree, add, dot, map_leaves, mean, scale, sub
+from fedtailor.core.method import Setup
+from fedtailor.core.trees import Tree, add, dot, map_leaves, scale, sub
 
 
 @dataclass(frozen=True)
-class PerFedAvg(LocalTraining):
+class PerFedAvg(AveragingMethod, LocalTraining):
     """Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
     Meta-Learning Approach", NeurIPS 2020.
 
@@ -34,13 +35,7 @@ class PerFedAvg(LocalTraining):
     adapt_steps: Annotated[PositiveInt, "steps of the adaptation in use, one batch each"] = 1
     hessian: Annotated[Literal["none", "difference"], "first order (FO), or a central difference (HF)"] = "none"
     delta: Annotated[Positive, "δ, width of the difference"] = 0.001
-    weights: Annotated[
-        Literal["uniform", "size"], "client weights: uniform (as in the paper) or by number of samples"
-    ] = "uniform"
-
-    @property
-    def uses_plain_mean(self) -> bool:
-        return self.weights == "uniform"
+    weights: Annotated[ClientWeights, "client weights: uniform (as in the paper) or by number of samples"] = "uniform"
 
     def init_client(self, setup: Setup) -> Tree:
         return self.init_optimizer(setup.params)
@@ -60,9 +55,6 @@ class PerFedAvg(LocalTraining):
 
         params, new = self.optimize(ctx, objective, message["params"], state)
         return state | new, {"params": ctx.update_batch_stats(params)}  # running statistics of w, not of w̃
-
-    def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        return mean(exchange.received, exchange.sizes if self.weights == "size" else None)
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return self._adapt(ctx, message["params"])

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import vjp
 
+from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionBelow1, NonNegative, Positive, PositiveInt
@@ -27,7 +28,7 @@ from fedtailor.methods._shared.hypernetwork import (
 
 
 @dataclass(frozen=True)
-class PFedHN(ScheduledMethod):
+class PFedHN(WeightedMethod, ScheduledMethod):
     """Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021.
 
     One hypernetwork generates the model of each client from an embedding v_i with ⌊1 + N/4⌋ entries: it has four linear
@@ -38,8 +39,8 @@ class PFedHN(ScheduledMethod):
     rates.
 
     As in the authors' code, the sign is sent − returned, momentum and weight decay also change the embeddings of absent
-    clients, and clipping does not affect a local head. Batches are those of epochs over the data, and the velocities of
-    clients start at 0 in each round. Running statistics cannot be generated; they are averaged.
+    clients, clipping does not affect a local head, and by default the velocities of clients start at 0 in each round.
+    Batches are those of epochs over the data. Running statistics cannot be generated; they are averaged.
     """
 
     title: ClassVar[str] = "pFedHN"
@@ -57,9 +58,17 @@ class PFedHN(ScheduledMethod):
     local_head: Annotated[bool, "the head is personal (pFedHN-PC)"] = False
     turns: Annotated[bool, "clients take turns, with a server step after each (as in the paper)"] = False
     printed_sign: Annotated[bool, "returned − sent, which ascends instead of descending"] = False
+    weights: Annotated[
+        ClientWeights,
+        "client weights in the server's step: uniform or by number of samples, which always weights running statistics",
+    ] = "uniform"
+    keep_optimizer_state: Annotated[bool, "keep the velocity of a client across rounds; false: reset it"] = False
     download: ClassVar[str] = "generated model"
     fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd(
-        "its local steps are those of the authors, SGD with momentum and a clipped gradient", "momentum", "weight_decay"
+        "its local steps are those of the authors, SGD with momentum and a clipped gradient",
+        "momentum",
+        "weight_decay",
+        "keep_optimizer_state",
     )
     client_state: ClassVar[str] = "nothing, or head"
     newcomer_start: ClassVar[str] = "the model of the mean embedding; the initial head if heads are personal"
@@ -67,6 +76,10 @@ class PFedHN(ScheduledMethod):
     @property
     def sequential_clients(self) -> bool:
         return self.turns
+
+    @property
+    def _keeps_velocity(self) -> bool:
+        return self.keep_optimizer_state and self.momentum > 0
 
     def init_server(self, setup: Setup) -> Tree:
         params = setup.split("head")[0] if self.local_head else setup.params
@@ -97,7 +110,8 @@ class PFedHN(ScheduledMethod):
         return new | {"network": new["network"] | {"embeddings": F.pad(rows, (0, width - old.shape[1]))}}
 
     def init_client(self, setup: Setup) -> Tree:
-        return {"head": setup.split("head")[1]} if self.local_head else {}
+        head = {"head": setup.split("head")[1]} if self.local_head else {}
+        return head | ({"velocity": zeros_like(setup.model.trainable(setup.params))} if self._keeps_velocity else {})
 
     def send(self, server: Tree, clients: Sequence[int], round: int) -> Tree:
         return {"params": _generate(server["network"], clients) | repeat(server["statistics"], len(clients))}
@@ -115,15 +129,17 @@ class PFedHN(ScheduledMethod):
             params, velocity = _sgd_step(**carry, grad=grad, **options)
             return {"params": params, "velocity": velocity}
 
-        end = ctx.scan(step, {"params": trainable, "velocity": zeros_like(trainable)}, steps=self.steps)
+        velocity = state["velocity"] if self._keeps_velocity else zeros_like(trainable)
+        end = ctx.scan(step, {"params": trainable, "velocity": velocity}, steps=self.steps)
         params = ctx.update_batch_stats(start | end["params"])
+        new = {"velocity": end["velocity"]} if self._keeps_velocity else {}
         if not self.local_head:
-            return {}, {"params": params}
+            return new, {"params": params}
         body, head = ctx.model.split(params)
-        return {"head": head}, {"params": body}
+        return new | {"head": head}, {"params": body}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        model_grad = scale(pseudo_gradient(exchange, self.printed_sign), 1 / len(exchange.clients))
+        model_grad = self._weight_rows(pseudo_gradient(exchange, self.printed_sign), exchange)
         backward = vjp(lambda network: _generate(network, exchange.clients), server["network"])[1]
         grad = clip_norm(backward(model_grad)[0], self.clip)
         network, velocity = _sgd_step(
@@ -132,6 +148,14 @@ class PFedHN(ScheduledMethod):
         )  # fmt: skip
         statistics = {name: exchange.received["params"][name] for name in server["statistics"]}
         return {"network": network, "velocity": velocity, "statistics": mean(statistics, exchange.sizes)}
+
+    def _weight_rows(self, grads: Params, exchange: Exchange) -> Params:
+        """Multiply the rows of the clients of a round by their shares in the mean."""
+        sizes = self.round_weights(exchange)
+        if sizes is None:
+            return scale(grads, 1 / len(exchange.clients))
+        shares = sizes.double() / sizes.sum()
+        return map_leaves(lambda leaf: torch.einsum("c,c...->c...", shares.to(leaf), leaf), grads)
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return {**message["params"], **state.get("head", {})}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import Positive, PositiveInt
@@ -14,7 +15,7 @@ from fedtailor.core.trees import Tree, add, mean, scale, sub
 
 
 @dataclass(frozen=True)
-class PFedMe(ScheduledMethod):
+class PFedMe(AveragingMethod, ScheduledMethod):
     """Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
 
     In each batch, a client takes several steps on its personal model, with a proximal term toward its copy w_i of the
@@ -28,6 +29,9 @@ class PFedMe(ScheduledMethod):
     inner_steps: Annotated[PositiveInt, "K, steps of the personal model per batch"] = 5
     steps: Annotated[PositiveInt, "R, batches per round"] = 20
     beta: Annotated[Positive, "β, share of the new average in the global model"] = 1.0
+    weights: Annotated[
+        ClientWeights, "client weights: by number of samples (as in the code) or uniform (as in the paper)"
+    ] = "size"
     fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd("its step on w_i is a gradient step on the Moreau envelope")
     client_state: ClassVar[str] = "personal model"
     newcomer_start: ClassVar[str] = "the global model as its personal model"
@@ -54,7 +58,7 @@ class PFedMe(ScheduledMethod):
         return {"own": ctx.update_batch_stats(end["own"])}, {"params": ctx.update_batch_stats(end["params"])}
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        average = mean(exchange.received["params"], exchange.sizes)
+        average = mean(exchange.received["params"], self.round_weights(exchange))
         old, new = (exchange.model.trainable(tree) for tree in (server["params"], average))
         return {"params": average | add(scale(old, 1 - self.beta), scale(new, self.beta))}
 

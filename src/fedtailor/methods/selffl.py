@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionBelow1, NonNegativeInt, Positive, PositiveInt
 from fedtailor.core.local_training import ScheduledMethod
@@ -87,7 +88,7 @@ def _fill_unknown(variances: Tensor, known: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SelfFL(ScheduledMethod):
+class SelfFL(WeightedMethod, ScheduledMethod):
     """Chen et al., "Self-Aware Personalized Federated Learning", NeurIPS 2022.
 
     σ_m² measures how uncertain client m's model is (its variance over rounds), and σ_0² how much clients differ.
@@ -106,7 +107,10 @@ class SelfFL(ScheduledMethod):
     likelihood: Annotated[Literal["sum", "mean"], "Eq. 8 for a mean loss (η/N_m), or as printed (η)"] = "sum"
     adjust_start: Annotated[bool, "adjust where local training starts (Eq. 10)"] = True
     adjust_steps: Annotated[bool, "adjust the number of local steps (Eq. 8)"] = True
-    adjust_weights: Annotated[bool, "adjust client weights (Eq. 11); false: by number of samples"] = True
+    adjust_weights: Annotated[bool, "adjust client weights (Eq. 11); false: `weights`"] = True
+    weights: Annotated[
+        ClientWeights, "client weights in the warm-up, or if not adjusted: by number of samples or uniform"
+    ] = "size"
     smoothing: Annotated[bool, "move θ by the fraction of participating clients"] = True
     augmented: Annotated[bool, "Algorithm 2: variances and mean of local minima, twice the communication"] = False
     minimum_steps: Annotated[PositiveInt, "additional steps to a local minimum, if augmented"] = 100
@@ -186,11 +190,12 @@ class SelfFL(ScheduledMethod):
         variances = server["variances"].index_copy(0, clients, exchange.received["variance"])
         new = server | {"between": spread if len(clients) > 1 else server["between"], "variances": variances}
         if exchange.round <= self.warmup:
-            return new | {"params": mean(models, exchange.sizes)}
+            return new | {"params": mean(models, self.round_weights(exchange))}
         own = _fill_unknown(exchange.received["variance"], variances)
-        weights = client_weight(new["between"], own) if self.adjust_weights else exchange.sizes
+        weights = client_weight(new["between"], own) if self.adjust_weights else self.round_weights(exchange)
         if self.clusters:
-            new |= self._update_representatives(new, exchange, models, weights)
+            each = torch.ones_like(exchange.sizes) if weights is None else weights
+            new |= self._update_representatives(new, exchange, models, each)
             estimate = self._mean_of_clusters(new)
         else:
             estimate = mean(models, weights)

@@ -3,17 +3,20 @@
 import reprlib
 from collections import OrderedDict
 from numbers import Integral
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 from torch import nn
 
+from fedtailor.core.fields import Constraint, PositiveInt
 from fedtailor.errors import ConfigError, unknown_name
 
-Shape = tuple[int, ...]
-
+Shape = tuple[int, ...]  # of one sample
 
 MAX_LAYERS = 1000  # layers or blocks; about the depth of the deepest published residual networks
 MAX_WIDTH = 2**24  # outputs of a layer; wider than published networks, and the product of two widths does not overflow
+MAX_POOLINGS = 30  # each one halves the input
+Width = Annotated[PositiveInt, Constraint(f"at most {MAX_WIDTH}", lambda value: value <= MAX_WIDTH)]
+LayerCount = Annotated[PositiveInt, Constraint(f"at most {MAX_LAYERS}", lambda value: value <= MAX_LAYERS)]
 
 
 def check_sizes(name: str, sizes: Any, least: int = 1) -> None:
@@ -22,6 +25,15 @@ def check_sizes(name: str, sizes: Any, least: int = 1) -> None:
     if not few or not all(isinstance(size, Integral) and least <= int(size) <= MAX_WIDTH for size in sizes):
         rule = f"at most {MAX_LAYERS} integers from {least} to {MAX_WIDTH}"
         raise ConfigError(f"{name} of a network must be {rule}, got {reprlib.repr(sizes)}.")
+
+
+def check_pooled_channels(channels: Any, repeats: int = 1) -> None:
+    """Raise `ConfigError` unless `channels` are valid widths of convolutions, each of which is followed by pooling."""
+    check_sizes("channels", channels)
+    if len(channels) > MAX_POOLINGS:
+        raise ConfigError(f"A network can halve its input at most {MAX_POOLINGS} times, got {len(channels)} channels.")
+    if len(channels) * repeats > MAX_LAYERS:
+        raise ConfigError(f"A network can have at most {MAX_LAYERS} convolutions, got {len(channels) * repeats}.")
 
 
 def make_norm(norm: str, channels: int) -> nn.Module:
@@ -78,7 +90,9 @@ class Network(Protocol):
     """The settings of a network, which build its module."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+    inputs: ClassVar[str]  # what a sample must be
+    used_by: ClassVar[str]  # papers and their data sets, or other uses
 
-    def build(self, shape: Shape, outputs: int) -> nn.Module:
-        """Return the module for inputs of this shape (of one sample) and this number of outputs."""
+    def build(self, shape: Any, outputs: int) -> nn.Module:
+        """Return the module for inputs of this `Shape`, or of one shape per part, and this number of outputs."""
         ...

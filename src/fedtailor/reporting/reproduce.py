@@ -8,7 +8,8 @@ from typing import Any
 
 from fedtailor.core.code_reference import PARTS, find_references, is_reference, short_name
 from fedtailor.core.untrusted_input import check_settings
-from fedtailor.data.datasets import Data
+from fedtailor.data.dataset import Data
+from fedtailor.data.datasets import DATASETS
 from fedtailor.errors import FedTailorError, RunError
 from fedtailor.experiments.experiment import Experiment, make_experiment
 from fedtailor.experiments.grid import parse_grid
@@ -176,7 +177,7 @@ def _non_default_settings(experiment: Mapping[str, Any]) -> dict[str, Any]:
     defaults = describe_config(Experiment()) | {"rounds": None}
     found: dict[str, Any] = {"method": _non_default_fields(experiment["method"])}
     data, network = dict(experiment["data"]), dict(experiment["network"])
-    found["data"] = data if is_reference(data["name"]) else _differing(data, asdict(Data()), "name")
+    found["data"] = data if is_reference(data["name"]) else _differing(data, asdict(DATASETS[data["name"]]()), "name")
     names = [one["name"] for one in network.get("networks", [network])]
     if not all(name in NETWORKS or is_reference(name) for name in names):
         raise RunError("The network was defined in Python.")

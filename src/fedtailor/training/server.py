@@ -73,7 +73,8 @@ class Server:
         clients, sent = results.clients, results.sent
         round_state.bytes_up |= zip(clients, count_bytes(results.encoded, len(clients)), strict=True)
         received = self.channel.decode(results.encoded, sent, clients, number, self.noise_seed())
-        exchange = Exchange(number, clients, self.num_clients, self.sizes[clients], self.model, sent, received)
+        about = (number, clients, self.num_clients, self.sizes[clients], self.model)
+        exchange = Exchange(*about, sent, received, total_size=self.sizes.sum())
         before, round_state.server = round_state.server, self.method.receive(round_state.server, exchange)
         round_state.clients += clients
         round_state.results.append(results.results)

@@ -4,6 +4,7 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -304,7 +305,10 @@ def test_record_epsilon_is_of_client_with_most_uploads(trusted: bool, net: nn.Mo
     assert "epsilon" not in simulate(net, rounds=1).records[0]
 
 
-WITH_UNIFORM_WEIGHTS = ["fedavg", "fedavgft", "fedper", "fedrep", "fedbabu", "fedbn", "fedalt", "fedsim", "fedas"]
+WITH_UNIFORM_WEIGHTS = [
+    "fedavg", "fedavgft", "fedprox", "fedadam", "fedyogi", "fedadagrad", "fedper", "fedrep", "fedbabu", "fedbn",
+    "fedalt", "fedsim", "fedas", "ditto", "pfedme", "fedphp", "fedrod", "fedala", "fedcp", "gpfl",
+]  # fmt: skip
 ALWAYS = ["scaffold", "fedadmm", "lgfedavg", "fedapm", "local", "lpproj", "perfedavg"]
 PLAIN_MEAN_FIELDS: dict[str, dict[str, str]] = {
     **{name: {"weights": "uniform"} for name in WITH_UNIFORM_WEIGHTS},
@@ -333,6 +337,10 @@ def test_uses_plain_mean_server_depends_only_on_mean(
 
 def test_uses_plain_mean_is_false_for_other_methods() -> None:
     assert {name for name, kind in METHODS.items() if kind().uses_plain_mean} == {*ALWAYS}
+    for name, kind in METHODS.items():
+        if "weights" in {f.name for f in fields(kind)}:  # the other choice
+            changed: dict[str, Any] = {"weights": "size" if name in ALWAYS else "uniform"}
+            assert kind(**changed).uses_plain_mean == (name in WITH_UNIFORM_WEIGHTS)
     lag = ft.methods.LAG(inner=ft.methods.FedAvg(weights="uniform"))  # it compares the clients' layers
     assert not lag.uses_plain_mean
 

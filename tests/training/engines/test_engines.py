@@ -16,7 +16,7 @@ import fedtailor as ft
 from conftest import TinyNet, error_message, same, tiny_federation
 from fedtailor.core.trees import Params, Tree, flatten
 from fedtailor.core.vmap_context import sequential_loop
-from fedtailor.methods import LAG, FedAPA, FedAvg, FedPer, FedProto, Scaffold, SelfFL
+from fedtailor.methods import DBE, LAG, FedAPA, FedAvg, FedPer, FedProto, FedRep, Scaffold, SelfFL
 from fedtailor.training.engines import ENGINES, EngineChoice
 from fedtailor.training.engines.cuda_graph import CudaGraphLoop
 from fedtailor.training.engines.vectorized import Vectorized, make_chunks
@@ -144,6 +144,8 @@ def test_method_vectorized_matches_sequential(method: ft.Method, device: str) ->
         (BatchNormNet, FedAvg(momentum=0.5, weight_decay=0.01)),
         (BatchNormNet, FedPer()),
         (ConvNet, FedAvg(optimizer="adam", lr=0.01, clip_norm=1.0, keep_optimizer_state=True)),
+        (ConvNet, FedRep(optimizer="adam", lr=0.01, head_epochs=1, keep_optimizer_state=True)),
+        (ConvNet, DBE(momentum=0.9, lr=0.01, keep_optimizer_state=True)),
         # the gradient of a bias before batch normalization is a rounding error, which a small ε would amplify
         (BatchNormNet, FedPer(optimizer="adamw", lr=0.01, eps=0.01, weight_decay=0.1, steps=7, drop_last=True)),
         (ReusedLayers, FedAvg()),

@@ -7,6 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from fedtailor.core.averaging import ClientWeights
 from fedtailor.core.fields import FractionBelow1, NonNegative, Positive
 from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Tree, map_leaves, mean, repeat, sub, zeros_like
@@ -17,6 +18,9 @@ from fedtailor.methods.fedavg import FedAvg
 class ServerOptimizer(FedAvg):
     """Base of FedAdam, FedYogi, and FedAdagrad: θ ← θ + η m / (√v + τ), with the mean m and second moment v of Δ."""
 
+    weights: Annotated[
+        ClientWeights, "client weights: by number of samples (as in FedAvg) or uniform (as in Algorithm 2)"
+    ] = "size"
     server_lr: Annotated[Positive, "η, server learning rate"] = 0.03
     beta1: Annotated[FractionBelow1, "β₁, decay of m, the mean of the changes Δ"] = 0.9
     tau: Annotated[Positive, "τ, degree of adaptivity: smaller values adapt more"] = 0.001
@@ -36,7 +40,7 @@ class ServerOptimizer(FedAvg):
         return repeat({"params": server["params"]}, len(clients))
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        average = mean(exchange.received["params"], exchange.sizes if self.weights == "size" else None)
+        average = mean(exchange.received["params"], self.round_weights(exchange))
         start = exchange.model.trainable(server["params"])
         change = sub(exchange.model.trainable(average), start)  # Δ
         m = map_leaves(lambda old, new: self.beta1 * old + (1 - self.beta1) * new, server["m"], change)

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar
 
+from fedtailor.core.averaging import AveragingMethod
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.local_training import LocalTraining
-from fedtailor.core.method import Exchange, Method, Setup
-from fedtailor.core.trees import Params, Tree, mean
+from fedtailor.core.method import Method, Setup
+from fedtailor.core.trees import Params, Tree
 
 Split = str | tuple[str, ...]  # the personal part, in the form that `Model.split` accepts
 Splitter = Callable[[Split], tuple[Params, Params]]  # maps a part to (rest, part), like `Model.split`
@@ -22,10 +23,9 @@ def require_split(method: Method, split: Split) -> None:
 
 
 @dataclass(frozen=True)
-class SplitMethod(LocalTraining):
+class SplitMethod(AveragingMethod, LocalTraining):
     """Base of methods with a split model: clients train both parts jointly, and the server averages the shared part."""
 
-    weights: Annotated[Literal["size", "uniform"], "client weights: by number of samples or uniform"] = "size"
     download: ClassVar[str] = "shared part"
     upload: ClassVar[str] = "shared part"
     client_state: ClassVar[str] = "personal part"
@@ -41,10 +41,6 @@ class SplitMethod(LocalTraining):
         """The personal part."""
         raise NotImplementedError
 
-    @property
-    def uses_plain_mean(self) -> bool:
-        return self.weights == "uniform"
-
     def split_params(self, split: Splitter) -> tuple[Params, Params]:
         """Split parameters into (shared, personal) with the given function."""
         return split(self.part)
@@ -59,9 +55,6 @@ class SplitMethod(LocalTraining):
         params, new = self.optimize(ctx, ctx.loss, message["params"] | state["personal"], state)
         shared, personal = self.split_params(partial(ctx.model.split, params))
         return {"personal": personal, **new}, {"params": shared}
-
-    def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        return mean(exchange.received, exchange.sizes if self.weights == "size" else None)
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return {**message["params"], **state["personal"]}
@@ -81,12 +74,32 @@ class PersonalHeadMethod(SplitMethod):
         return "head"
 
 
-def train_alternately(
-    ctx: ClientContext, state: Tree, message: Tree, personal_options: dict[str, Any], shared_options: dict[str, Any]
-) -> tuple[Tree, Tree]:
-    """Train the personal part with the shared part fixed, then the shared part with the personal part fixed."""
-    received, personal = message["params"], state["personal"]
-    if personal_options["epochs"] != 0:
-        personal = ctx.optimize(lambda v, batch: ctx.loss(received | v, batch), personal, **personal_options)
-    shared = ctx.optimize(lambda u, batch: ctx.loss(u | personal, batch), received, **shared_options)
-    return {"personal": personal}, {"params": shared}
+@dataclass(frozen=True)
+class AlternatingMethod(SplitMethod):
+    """Base of methods whose clients train the two parts in turn, each with its own optimizer."""
+
+    @property
+    def personal_epochs(self) -> int | None:
+        """Epochs of the personal part; None: those of the shared part, or as many steps."""
+        return None
+
+    def init_client(self, setup: Setup) -> Tree:
+        shared, personal = self.split_params(setup.split)
+        kept = self.init_optimizer(shared) | self.init_optimizer(personal, "personal_optimizer")
+        return {"personal": personal, **kept}
+
+    def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        """Train the personal part with the shared part fixed, then the shared part with the personal part fixed."""
+        received, personal, new = message["params"], state["personal"], state
+        if self.personal_epochs != 0:
+            personal, kept = self.optimize(
+                ctx,
+                lambda v, batch: ctx.loss(received | v, batch),
+                personal,
+                state,
+                key="personal_optimizer",
+                epochs=self.personal_epochs,
+            )
+            new = state | {"personal": personal} | kept
+        shared, kept = self.optimize(ctx, lambda u, batch: ctx.loss(u | personal, batch), received, state)
+        return new | kept, {"params": shared}

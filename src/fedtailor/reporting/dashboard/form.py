@@ -9,8 +9,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.method import Method
-from fedtailor.data.datasets import DATASETS, OWN_DATA, Data, known_data
-from fedtailor.data.partition import PARTITIONS
+from fedtailor.data.dataset import PartitionedData
+from fedtailor.data.datasets import DATASETS
 from fedtailor.errors import RunError, unknown_name
 from fedtailor.experiments.experiment import Experiment, make_experiment
 from fedtailor.experiments.overrides import parse_overrides
@@ -24,14 +24,11 @@ from fedtailor.training.participation import make_schedule
 from fedtailor.training.unreliable import Unreliable
 
 _SECTIONS: dict[str, tuple[str, type[Any]]] = {  # tables of an experiment with fixed fields
-    "data": ("Data", Data),
     "augmentation": ("Augmentation", Augmentation),
     "unreliable": ("Unreliable clients", Unreliable),
     "channel": ("Channel", Channel),
 }
 _CHOICES = {  # string fields that accept only these values
-    "data.name": known_data(),
-    "data.partition": [*PARTITIONS],
     "engine": ["auto", *ENGINES],
 }
 _FAST_DATASETS = ("digits",)  # data sets that load immediately, so that an experiment can be checked on its data
@@ -43,9 +40,9 @@ def form_schema() -> dict[str, Any]:
     """Return all sections of the form with their fields, as JSON values; the first call takes one or two seconds.
 
     >>> [section["title"] for section in form_schema()["sections"]]
-    ['Run', 'Data', 'Augmentation', 'Unreliable clients', 'Channel']
+    ['Run', 'Augmentation', 'Unreliable clients', 'Channel']
     """
-    run_fields = [f for f in _fields(Experiment, "") if f["name"] not in ("method", "network", *_SECTIONS)]
+    run_fields = [f for f in _fields(Experiment, "") if f["name"] not in ("method", "data", "network", *_SECTIONS)]
     sections = [{"key": "", "title": "Run", "fields": run_fields}]
     sections += [{"key": k, "title": title, "fields": _fields(cls, k)} for k, (title, cls) in _SECTIONS.items()]
     return {
@@ -54,8 +51,8 @@ def form_schema() -> dict[str, Any]:
             name: {"description": paper.paper, "family": paper.family, "fields": _fields(METHODS[name], "")}
             for name, paper in catalog().items()
         },
-        "networks": {n: {"description": _first_line(cls), "fields": _fields(cls, "")} for n, cls in NETWORKS.items()},
-        "data": {name: dataset.description for name, dataset in DATASETS.items()} | OWN_DATA,
+        "data": _described(DATASETS),
+        "networks": _described(NETWORKS),
     }
 
 
@@ -69,8 +66,8 @@ def parse_form(values: Mapping[str, Any]) -> tuple[dict[str, Any], Experiment]:
     experiment = make_experiment(settings)
     experiment.channel.check(experiment.method)
     data, participation = experiment.data, experiment.participation
-    # a folder's clients are unknown; zero is an error later
-    if isinstance(data, Data) and data.name not in OWN_DATA and data.clients > 0:
+    # the clients of a folder and owners are unknown; zero is an error later
+    if isinstance(data, PartitionedData) and data.clients is not None and data.clients > 0:
         rounds = experiment.rounds if experiment.schedule is not None else min(experiment.num_rounds, 1)
         make_schedule(data.clients, rounds, participation, experiment.seed, experiment.schedule, experiment.unreliable)
     return settings, experiment
@@ -104,8 +101,12 @@ def _arguments(values: Mapping[str, Any]) -> list[str]:
         raise RunError(f"The form must be an object of at most {_MAX_FIELDS} strings by field name.")
     for name in values:
         if name in ("out", "name") or not name or set(name) - set("abcdefghijklmnopqrstuvwxyz0123456789_."):
-            raise unknown_name("field of the experiment", name, ["method", "network", "rounds", *_SECTIONS])
+            raise unknown_name("field of the experiment", name, ["method", "data", "network", "rounds", *_SECTIONS])
     return [f"--{name}={value.strip()}" for name, value in values.items() if value.strip()]
+
+
+def _described(known: Mapping[str, type[Any]]) -> dict[str, dict[str, Any]]:
+    return {name: {"description": _first_line(cls), "fields": _fields(cls, "")} for name, cls in known.items()}
 
 
 def _fields(cls: type[Any], prefix: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ const newForm = ({ $, h, setText, get, post, announce, onStarted }) => {
     (Array.isArray(control) ? control[0] : control).value = value || "";
     return h("div", { class: "field" }, h("label", { for: id }, field.label), control, field.help ? h("small", { id: `${id}-help` }, field.help) : null);
   }
-  // Shows the fields of the selected method or network. Fields with the same name keep their values.
+  // Shows the fields of the selected method, data set, or network. Fields with the same name keep their values.
   function showFields(container, known, name, prefix) {
     const before = values();
     const selected = known[name];
@@ -56,13 +56,9 @@ const newForm = ({ $, h, setText, get, post, announce, onStarted }) => {
     const collapsed = (key) => { const title = section[key].querySelector("legend"); title.className = "hidden"; return h("details", {}, h("summary", {}, title.textContent), section[key]); };
     const [method, showMethod] = selectByName("Method", "method", schema.methods, "fedavg", "");
     const [network, showNetwork] = selectByName("Network", "network", schema.networks, "", "suitable for the data (default)");
-    $("sections").append(method, section.data, section[""], network, collapsed("unreliable"), collapsed("channel"));
-    const dataset = $(fieldId("data.name"));
-    const description = h("small", { id: "data-description" });
-    dataset.closest(".field").append(description);
-    const describeData = () => setText(description, schema.data[dataset.value || "digits"] || "");
-    dataset.addEventListener("change", describeData);
-    describeData(); showMethod(); showNetwork();
+    const [data, showData] = selectByName("Data", "data", schema.data, "digits", "");
+    $("sections").append(method, data, section[""], network, collapsed("augmentation"), collapsed("unreliable"), collapsed("channel"));
+    showMethod(); showData(); showNetwork();
     $("form").addEventListener("input", checkLater);
     checkLater();
   }

@@ -1,0 +1,73 @@
+"""Readers of users' own files as data sets, which are already split into clients."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from fedtailor.data.dataset import Data
+from fedtailor.data.federation import Federation
+from fedtailor.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderData(Data):
+    """Your own data: one .npz file or one folder of images per client."""
+
+    name: ClassVar[str] = "folder"
+
+    folder: Annotated[str | None, "the folder of your clients"] = None
+    test: Annotated[float, "fraction of each client's samples that is held out for testing"] = 0.25
+    classes: Annotated[int | None, "number of classes, if some have no samples"] = None
+    regression: Annotated[bool | None, "whether targets are numbers, if they could be classes"] = None
+
+    def split(self) -> Federation:
+        return Federation.from_folder(
+            _require(self, "folder"), test=self.test, seed=self.seed or 0, classes=self.classes,
+            regression=self.regression,
+        )  # fmt: skip
+
+    def convert(self, path: str | Path) -> Federation:
+        """Write the clients to a federation file one after another, so that they may be larger than memory."""
+        from fedtailor.data.client_folders import list_clients  # requires pillow
+
+        found = list_clients(Path(_require(self, "folder")), test=self.test, seed=self.seed or 0)
+        extra: dict[str, Any] = {} if found.class_names is None else {"class_names": found.class_names}
+        clients = ((name, *arrays) for name, arrays in found.read())
+        return Federation.write(
+            path, clients, classes=self.classes, regression=self.regression, settings=self.describe(), **extra
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFLlibData(Data):
+    """A data set that PFLlib generated: config.json, train/0.npz, test/0.npz, and so on."""
+
+    name: ClassVar[str] = "pfllib"
+
+    folder: Annotated[str | None, "the folder that PFLlib wrote"] = None
+
+    def split(self) -> Federation:
+        return _with_seed(Federation.from_pfllib(_require(self, "folder")), self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileData(Data):
+    """A federation in one file, for data larger than memory (fedtailor data convert)."""
+
+    name: ClassVar[str] = "file"
+
+    file: Annotated[str | None, "the federation file"] = None
+
+    def split(self) -> Federation:
+        return _with_seed(Federation.from_file(_require(self, "file")), self.seed)
+
+
+def _require(data: Data, field: str) -> str:
+    path: str | None = getattr(data, field)
+    if path is None:
+        raise DataError(f"The data set '{data.name}' needs data.{field}, the {field} of your clients.")
+    return path
+
+
+def _with_seed(fed: Federation, seed: int | None) -> Federation:
+    return replace(fed, settings={**fed.settings, "seed": seed or 0})  # recorded for every data set

@@ -1,0 +1,73 @@
+"""Data sets with natural clients, the publisher's test set, and the cache of their tables."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from conftest import error_message
+from fedtailor.data.cache import ensure_cached, read_cached
+from fedtailor.data.dataset import OwnedData, PartitionedData
+from fedtailor.data.sample_table import Array, SampleTable
+
+Y = np.arange(60) % 3
+TABLE = SampleTable(
+    np.arange(60.0)[:, None], Y, 3, np.repeat([0, 1, 2], [10, 20, 30]), ("ann", "bob", "eve"), np.arange(60) % 5 == 4
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class People(OwnedData):
+    """Samples of three people."""
+
+    name: ClassVar[str] = "people"
+    owners: ClassVar[str] = "3 people"
+
+    def read_folder(self, folder: Path) -> SampleTable:
+        return TABLE
+
+
+def test_natural_clients_are_owners_and_may_be_chosen_by_size_and_number() -> None:
+    fed = People(folder="x", test="publisher").load()
+    assert fed.names == ("ann", "bob", "eve") and [len(own) for own in fed.test] == [2, 4, 6]
+    assert TABLE.is_test is not None and TABLE.is_test[np.concatenate(fed.test)].all()
+    assert People(folder="x", min_size=20).load().names == ("bob", "eve")
+    drawn = {People(folder="x", clients=1, seed=seed).load().names for seed in range(20)}
+    assert drawn == {("ann",), ("bob",), ("eve",)}
+    assert "3 owners have 2 samples or more" in error_message(People(folder="x", clients=4).load)
+
+
+def test_publishers_test_set_is_divided_like_the_training_set_or_common_to_all() -> None:
+    fed = People(folder="x", partition="pathological", classes_per_client=1, clients=3, test="publisher").load()
+    for train, test in zip(fed.train, fed.test, strict=True):
+        assert set(Y[train]) == set(Y[test]) and len(set(Y[train])) == 1 and len(test) == len(train) / 4
+    common = People(folder="x", common_test="publisher").load().common_test
+    assert common is not None and common.tolist() == list(range(4, 60, 5))
+    both = People(folder="x", test="publisher", common_test="publisher")
+    assert "not both" in error_message(both.load)
+
+
+def test_data_without_test_set_or_owners_says_so() -> None:
+    class Plain(PartitionedData):
+        name = "plain"
+
+        def read(self) -> SampleTable:
+            return SampleTable(TABLE.x, Y, 3)
+
+    assert "no test set of its publisher" in error_message(Plain(clients=2, test="publisher").load)
+    assert "no owners to split by" in error_message(Plain(partition="by_owner").load)
+
+
+def test_cached_table_is_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path))
+    x: dict[str, Array] = {"image": np.zeros((60, 2), np.uint8), "length": np.arange(60)}
+    table = SampleTable(x, Y, 3, TABLE.owner, TABLE.owner_names, TABLE.is_test, ("a", "b", "c"))
+    found = read_cached(ensure_cached("people", "source", 0, lambda work: table))
+    assert isinstance(found.x, dict) and list(found.x) == ["image", "length"]
+    for name, part in found.x.items():
+        np.testing.assert_array_equal(part, x[name], strict=True)
+    for column in ("y", "owner", "is_test"):
+        np.testing.assert_array_equal(getattr(found, column), getattr(table, column), strict=True)
+    assert (found.classes, found.owner_names, found.class_names) == (3, table.owner_names, ("a", "b", "c"))
