@@ -241,3 +241,20 @@ def test_wrap_with_unsupported_layer_raises(layer: nn.Module, supported: nn.Modu
         ft.wrap(nn.Sequential(nn.Linear(3, 3), layer), head="0")
     assert is_one_sentence(str(raised.value))
     assert ft.wrap(nn.Sequential(nn.Linear(3, 3), supported), head="0").head == "0"
+
+
+# embeddings
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_sparse_embedding_trains_as_a_dense_one_with_momentum(engine: str) -> None:
+    tokens, y = torch.arange(12).reshape(4, 3) % 5, torch.tensor([0, 1, 0, 1])
+    fed = ft.Federation.from_arrays([(tokens, y, tokens, y)] * 2, classes=2)
+
+    def trained(sparse: bool) -> ft.Run:
+        torch.manual_seed(0)
+        layers = (nn.Embedding(5, 3, sparse=sparse), nn.Flatten(), nn.Linear(9, 2))
+        method = ft.methods.FedAvg(momentum=0.9, weight_decay=0.1)
+        return ft.simulate(method, ft.wrap(nn.Sequential(*layers), head="2"), fed, rounds=2, engine=engine)
+
+    assert same(trained(sparse=True).personal(0), trained(sparse=False).personal(0))

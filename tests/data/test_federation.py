@@ -323,6 +323,14 @@ def test_preprocessing_normalizes_channels() -> None:
     assert torch.allclose(steps, 10 / 255 / torch.tensor(std, dtype=torch.float64))
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"std": (0.0,)}, {"std": (-1.0,)}, {"mean": (float("nan"),)}, {"mean": 0.5}, {"std": "ab"}], ids=str
+)
+def test_mean_and_std_that_cannot_normalize_raise(wrong: dict[str, Any]) -> None:
+    """Training would end with NaN, and the error would blame the learning rate."""
+    assert "mean" in error_message(lambda: build([client(shape=(3, 4, 4))], **wrong))
+
+
 def test_mean_and_std_of_wrong_length_raise() -> None:
     images = client(shape=(3, 4, 4))
     for field in ("mean", "std"):

@@ -41,6 +41,14 @@ def test_centralized_equals_training_of_one_client_with_all_data(engine: str, ne
     assert run.records[-1]["loss"] == pytest.approx(alone.records[-1]["loss"])  # over all training samples
 
 
+def test_centralized_takes_the_steps_of_all_clients(net: nn.Module) -> None:
+    """With the steps of one client, the reference would see a fraction of the samples that the clients see together."""
+    fed, settings = tiny_federation(), {"rounds": 2, "batch_size": 2, "dtype": torch.float64}
+    run = ft.simulate(ft.methods.Centralized(steps=3), net, fed, **settings)  # type: ignore[arg-type]
+    alone = ft.simulate(ft.methods.Local(steps=3 * fed.num_clients), net, pool(fed), **settings)  # type: ignore[arg-type]
+    assert same(run.personal(0, "received"), alone.personal(0), 1e-12)
+
+
 def test_centralized_never_trains_on_validation_data(net: nn.Module) -> None:
     """Validation samples of each client are held out before the data are pooled."""
     fed, config = tiny_federation(sizes=(8, 6, 4)), TrainingConfig(rounds=1, validation=0.5)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fedtailor as ft
 from conftest import error_message, same
-from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.local_training import LocalTraining, training_settings
 from fedtailor.core.trees import Tree, flatten, map_leaves
 from fedtailor.experiments.experiment import make_experiment
 from fedtailor.methods import METHODS
@@ -161,18 +161,27 @@ def test_every_local_training_method_has_settings_of_the_optimizer() -> None:
         ({"nesterov": True}, "nesterov must be false if momentum is 0"),
         ({"optimizer": "adam", "momentum": 0.9}, "momentum applies to the optimizer sgd"),
         ({"betas": (0.8, 0.9)}, "betas applies to the optimizer adam or adamw"),
-        ({"optimizer": "adam", "betas": (0.9, 1.0)}, "betas must be two numbers, at least 0 and below 1"),
-        ({"optimizer": "adam", "betas": 0.9}, "betas must be two numbers"),
+        ({"optimizer": "adam", "betas": (0.9, 1.0)}, "betas must be a tuple of two numbers, at least 0 and below 1"),
+        ({"optimizer": "adam", "betas": 0.9}, "betas must be a tuple of two numbers"),
         ({"optimizer": "lion"}, "optimizer must be 'sgd' or 'adam' or 'adamw'"),
         ({"clip_norm": 0.0}, "clip_norm must be above 0"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"lr_schedule": "linear"}, "lr_schedule must be"),
+        ({"lr_step_rounds": 5}, "lr_step_rounds applies to the schedule step"),
+        ({"lr_schedule": "cosine", "lr_step_factor": 0.5}, "lr_step_factor applies to the schedule step"),
         ({"warmup_rounds": -1}, "warmup_rounds must be at least 0"),
     ],
     ids=str,
 )
 def test_invalid_settings_of_local_training_raise(settings: dict[str, Any], words: str) -> None:
     assert words in error_message(lambda: ft.methods.FedAvg(**settings))
+
+
+def test_default_momentum_of_a_method_does_not_prevent_adam_in_it_and_in_its_baseline() -> None:
+    """FedPAC has momentum by default, which the user did not ask for, and `compare` copies its settings."""
+    method = ft.methods.FedPAC(optimizer="adam", lr=0.01)
+    assert ft.methods.Local(**training_settings(method)).optimizer == "adam"
+    assert "momentum applies" in error_message(lambda: ft.methods.FedPAC(optimizer="adam", momentum=0.9))
 
 
 def test_gpfl_with_adamw_and_weight_decay_raises() -> None:

@@ -180,7 +180,7 @@ def test_settings_from_files_and_flags_choose_the_network(tmp_path: Path) -> Non
         (torch.zeros(2, 3), {}, "needs tokens"),
         (torch.zeros(2, 3, 10), {}, "heads must divide the embedding's width 10"),
         (torch.zeros(2, 3, 8), {"pretrained": "words.npy"}, "network.pretrained is for tokens"),
-        (torch.zeros(2, 3, dtype=torch.uint8), {}, "needs tokens"),
+        (torch.zeros(2, 3, dtype=torch.uint8), {}, "convert them to int64 if they are tokens"),
         (torch.zeros(2, 3, 3, dtype=torch.int64), {}, "needs tokens"),
         (torch.tensor([[1, 2], [1, -1]]), {}, "Client 0 has negative tokens"),
         (torch.tensor([[1, 2], [9, 1]]), {"vocabulary": 5}, "network.vocabulary to at least 10"),

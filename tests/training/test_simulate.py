@@ -228,12 +228,22 @@ def test_make_schedule_draws_fraction_of_clients() -> None:
         ({"rounds": 2.0}, "must be an integer"),
         ({"seed": "1"}, "must be an integer"),
         ({"batch_size": 2.5}, "must be an integer"),
+        ({"augmentation": {"flip": True}}, "augmentation must be an ft.Augmentation(...)"),
+        ({"channel": "int8"}, "channel must be an ft.Channel(...)"),
     ],
 )
 def test_simulate_with_invalid_settings_raises_config_error(
     net: nn.Module, settings: dict[str, Any], message: str
 ) -> None:
     assert message in error_message(lambda: simulate(net, **settings))
+
+
+def test_integers_in_a_network_for_numbers_raise_with_the_fix() -> None:
+    """A table of integers is not converted silently, because integers may be tokens."""
+    x, y = np.arange(12).reshape(6, 2), np.arange(6) % 2
+    fed = ft.Federation.from_arrays([(x, y, x, y)], classes=2)
+    message = error_message(lambda: ft.simulate(ft.methods.FedAvg(), ft.network("mlp", fed), fed, rounds=1))
+    assert message.endswith("If these integers are numbers, not tokens, convert them to float32.")
 
 
 def test_simulate_with_unfitting_model_names_client_and_problem() -> None:

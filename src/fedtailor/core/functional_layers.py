@@ -79,6 +79,8 @@ def _make_layer_functional(layer: nn.Module, path: str, salt: int) -> nn.Module:
         return Dropout(layer.p, salt, channels=not isinstance(layer, nn.Dropout))
     if make_recurrent_functional(layer, salt) or make_attention_functional(layer, salt):
         return layer
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+        layer.sparse = False  # vmap and optimizers need dense gradients, which have the same values
     if _has_internal_dropout(layer):
         raise ConfigError(f"Dropout inside {kind} '{path}' is not reproducible; set it to 0 and add nn.Dropout layers.")
     if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:

@@ -18,6 +18,17 @@ from fedtailor.errors import ConfigError
 class ScheduledMethod(RateSettings, Method):
     """A method whose learning rates may change over rounds."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unused = set() if self.lr_schedule == "step" else {"lr_step_rounds", "lr_step_factor"}
+        for name in sorted(self._changed() & unused):
+            fix = f"set lr_schedule to step, or remove {name}"
+            raise ConfigError(f"{type(self).__name__}: {name} applies to the schedule step; {fix}.")
+
+    def _changed(self) -> set[str]:
+        """Return the fields whose values are not the defaults of this class."""
+        return {f.name for f in fields(self) if getattr(self, f.name) != f.default}
+
     def scheduled(self, ctx: ClientContext, lr: float) -> float:
         """Return a learning rate as it is in the round of `ctx`.
 
@@ -46,7 +57,8 @@ class LocalTraining(TrainingSettings, ScheduledMethod):
         title, is_sgd = self.class_title(), self.optimizer == "sgd"
         for name in sorted(changed & self.fixed_settings.keys()):
             raise ConfigError(f"{title}: {self.fixed_settings[name]}; remove {name}.")
-        for name in sorted(changed & ({"betas", "eps"} if is_sgd else {"momentum", "nesterov"})):
+        unused = {"betas", "eps"} if is_sgd else {"momentum", "nesterov"}
+        for name in sorted(changed & self._changed() & unused):  # FedPAC's default has momentum, which Adam ignores
             other = "adam or adamw" if is_sgd else f"sgd; with {self.optimizer}, set betas"
             raise ConfigError(f"{type(self).__name__}: {name} applies to the optimizer {other}.")
         self.require(bool(self.momentum) or not self.nesterov, "nesterov", "false if momentum is 0")
@@ -103,4 +115,6 @@ def training_settings(method: Method) -> dict[str, Any]:
     names = {f.name for f in fields(LocalTraining)} & {f.name for f in fields(method)}
     if not isinstance(method, LocalTraining):
         names.discard("steps")  # has another meaning there
+    elif method.optimizer != "sgd":
+        names -= {"momentum", "nesterov"}  # defaults of a method, which its optimizer does not use
     return {name: value for name in sorted(names) if (value := getattr(method, name)) is not None}

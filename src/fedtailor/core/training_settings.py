@@ -18,7 +18,9 @@ _UPDATE = ("momentum", "nesterov", "betas", "eps", "weight_decay", "clip_norm") 
 OPTIMIZER_SETTINGS = ("optimizer", *_UPDATE, "keep_optimizer_state")  # what `plain_sgd` rejects
 _Betas = Annotated[
     tuple[float, float],
-    Constraint("two numbers, at least 0 and below 1", lambda pair: _is_pair(pair) and all(0 <= b < 1 for b in pair)),
+    Constraint(
+        "a tuple of two numbers, at least 0 and below 1", lambda pair: _is_pair(pair) and all(0 <= b < 1 for b in pair)
+    ),
 ]
 
 

@@ -6,6 +6,7 @@ it keeps its dtype until a batch is made.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -476,7 +477,10 @@ def _fields(fed: Federation) -> dict[str, Any]:
 
 
 def _as_floats(values: Sequence[float] | None) -> tuple[float, ...] | None:
-    return None if values is None else tuple(float(value) for value in values)
+    try:
+        return None if values is None else tuple(float(value) for value in values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"mean and std must be lists of numbers, one per channel, got {values!r}.") from error
 
 
 def _list(common_test: Tensor | None) -> list[Tensor]:
@@ -497,6 +501,8 @@ def _check(fed: Federation) -> None:
             raise DataError(
                 f"mean and std need one value per channel, for inputs with a single part, got {len(values)} values."
             )
+    if not all(map(isfinite, fed.mean or ())) or not all(0 < value < inf for value in fed.std or ()):
+        raise DataError(f"mean must be finite, and std finite and above 0, got {fed.mean} and {fed.std}.")
     if fed.class_names is not None and len(fed.class_names) != fed.classes:
         raise DataError(f"There are {len(fed.class_names)} names of classes, but classes is {fed.classes}.")
     for name, own in zip(fed.names, fed.train, strict=True):

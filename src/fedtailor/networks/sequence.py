@@ -47,7 +47,9 @@ class TokenNetwork:
             return replace(self, vocabulary=None, embedding=x.shape[2])
         if isinstance(x, dict) or x.dtype not in _TOKEN_DTYPES or x.ndim != 2:
             got = "several parts" if isinstance(x, dict) else f"{x.dtype} of shape {tuple(x.shape[1:])}"
-            raise ConfigError(f"{name} needs {self.inputs}, got {got}; use another network.")
+            is_narrow = not isinstance(x, dict) and x.ndim == 2 and not x.is_floating_point()
+            fix = "convert them to int64 if they are tokens" if is_narrow else "use another network"
+            raise ConfigError(f"{name} needs {self.inputs}, got {got}; {fix}.")
         if bool((negative := (x < 0).any(1)).any()):
             raise DataError(f"{fed.find_owner(negative)} has negative tokens; tokens must be 0 (padding) or above.")
         known = self._with_pretrained_sizes()

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from fedtailor.core.attention_layers import MultiheadAttention
-from fedtailor.core.batch import SharedContext, take_samples
+from fedtailor.core.batch import SharedContext, as_parts, take_samples
 from fedtailor.core.dropout import FunctionalDropout, batch_key
-from fedtailor.core.model import Model, cross_entropy
+from fedtailor.core.model import Inputs, Model, cross_entropy
 from fedtailor.core.recurrent_layers import Recurrent
 from fedtailor.core.system import available_cores, total_memory
 from fedtailor.core.trees import Params
@@ -35,8 +35,9 @@ def check_model_fits(model: Model, params: Params, shared: SharedContext, fed: F
         raise
     except Exception as error:  # a user's module may raise anything
         shape = fed.shape if fed.shape is not None else {name: tuple(part.shape[1:]) for name, part in fed.x.items()}
+        numbers = "" if _are_floats(inputs) else " If these integers are numbers, not tokens, convert them to float32."
         raise ConfigError(
-            f"The model fails on client {fed.names[0]}'s inputs of shape {shape}: {reason(error)}."
+            f"The model fails on client {fed.names[0]}'s inputs of shape {shape}: {reason(error)}.{numbers}"
         ) from error
     if losses.shape != (1,):
         actual = "a scalar" if losses.ndim == 0 else f"the shape {tuple(losses.shape)} for one example"
@@ -47,6 +48,10 @@ def check_model_fits(model: Model, params: Params, shared: SharedContext, fed: F
         raise ConfigError(f"{owner} has labels beyond the model's {outputs.shape[1]} outputs; add outputs.")
     _check_deterministic(shared, params, torch.cat([sample, sample]))
     return outputs.shape[1:]
+
+
+def _are_floats(inputs: Inputs) -> bool:
+    return all(part.is_floating_point() for part in as_parts(inputs).values())
 
 
 def _check_deterministic(shared: SharedContext, params: Params, samples: Tensor) -> None:

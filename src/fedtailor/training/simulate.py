@@ -179,6 +179,9 @@ def make_config(**settings: Any) -> TrainingConfig:
     if plain.get("schedule") is not None:
         plain["schedule"] = [_client_list(clients) for clients in plain["schedule"]]
     parts = {"augmentation": Augmentation(), "unreliable": Unreliable(), "channel": Channel()}
+    for name, part in parts.items():
+        if plain.get(name) is not None and not isinstance(plain[name], type(part)):
+            raise ConfigError(f"{name} must be an ft.{type(part).__name__}(...), got {plain[name]!r}.")
     return TrainingConfig(**plain | {name: plain.get(name) or part for name, part in parts.items()})
 
 
