@@ -1,4 +1,4 @@
-"""Pickles of data frames as pandas 1 wrote them with protocol 1, which newer versions of pandas neither write nor read."""
+"""Pickles of data frames as pandas 1 wrote them with protocol 1; newer versions of pandas cannot read them."""
 
 import pickle
 import pickletools

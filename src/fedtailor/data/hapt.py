@@ -51,7 +51,7 @@ def read_hapt(folder: Path) -> SampleTable:
     root = folder / "RawData" if (folder / "RawData").is_dir() else folder
     check_entry(root, folder)
     files = {path.name: path for path in list_entries(root, "*.txt", Path.is_file, root=folder)}
-    check_memory(8 * sum(path.stat().st_size for path in files.values()), f"The data in '{folder}'")
+    check_memory(4 * sum(path.stat().st_size for path in files.values()), f"The data in '{folder}'")
     found = sorted((int(match[1]), int(match[2]), match[0]) for match in map(_FILE.fullmatch, files) if match)
     missing = [name for _, _, name in found if name.replace("acc", "gyro") not in files]
     if not found or missing or "labels.txt" not in files:

@@ -51,7 +51,8 @@ class Windowing:
         if not self.standardize:
             return windows
         windows = windows.astype(np.float64)
-        return (windows - windows.mean(1, keepdims=True)) / (windows.std(1, keepdims=True) + _EPSILON)
+        mean, std = windows.mean(1, keepdims=True), windows.std(1, keepdims=True)
+        return np.asarray((windows - mean) / (std + _EPSILON))
 
 
 def join_recordings(
