@@ -1,45 +1,25 @@
 """Files of packages are downloaded from an index without pip, which would execute their code."""
 
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from conftest import error_message
 from fedtailor.data.python_index import download_file, find_file
+from support.package_index import package_index
 
 NAME = "My_Package-1.0.tar.gz"
-PAGE = """<!DOCTYPE html><html><body>
-<a href="../../files/My_Package-0.9.tar.gz#sha256=00">My_Package-0.9.tar.gz</a><br/>
-<a href="../../files/My_Package-1.0.tar.gz#sha256=11" data-requires-python="&gt;=3.6">My_Package-1.0.tar.gz</a><br/>
-<a href="file:///etc/hostname/local-1.0.tar.gz">local-1.0.tar.gz</a>
-</body></html>"""
-
-
-class Handler(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
+MORE = """<a href="../../files/My_Package-0.9.tar.gz">removed</a><a href="file:///etc/local-1.0.tar.gz">local</a>"""
 
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A package index on this machine with one package, in the layout of PEP 503."""
-    page = tmp_path / "served" / "simple" / "my-package" / "index.html"
-    page.parent.mkdir(parents=True)
-    page.write_text(PAGE)
-    (tmp_path / "served" / "files").mkdir()
-    (tmp_path / "served" / "files" / NAME).write_bytes(b"0123456789")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "served")))
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("PIP_INDEX_URL", f"{address}/simple/")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    yield address
-    server.shutdown()
-    server.server_close()
+    files = {"My_Package-1.1.tar.gz": b"other", NAME: b"0123456789"}
+    with package_index(tmp_path / "served", "My_Package", files, MORE) as address:
+        monkeypatch.setenv("PIP_INDEX_URL", f"{address}/simple/")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield address
 
 
 def test_download_file_takes_the_named_file_from_the_configured_index(index: str, tmp_path: Path) -> None:

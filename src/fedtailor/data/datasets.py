@@ -4,14 +4,19 @@ from dataclasses import fields
 from typing import Any
 
 from fedtailor.data.dataset import Data
+from fedtailor.data.feature_datasets import CremaD, CrisisMMD
 from fedtailor.data.federation import Federation
 from fedtailor.data.image_datasets import CIFAR10, MNIST, Digits, FashionMNIST
+from fedtailor.data.sensor_datasets import HAPT, KUHAR
 from fedtailor.data.user_data import FileData, FolderData, PFLlibData
 from fedtailor.errors import unknown_name
 
 DATASETS: dict[str, type[Data]] = {
-    kind.name: kind for kind in (Digits, FashionMNIST, MNIST, CIFAR10, FolderData, PFLlibData, FileData)
-}
+    kind.name: kind
+    for kind in (
+        Digits, FashionMNIST, MNIST, CIFAR10, HAPT, KUHAR, CremaD, CrisisMMD, FolderData, PFLlibData, FileData,
+    )
+}  # fmt: skip
 
 
 def load(name: str, **settings: Any) -> Federation:

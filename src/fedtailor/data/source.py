@@ -14,7 +14,7 @@ class Source:
     """
 
     package: str
-    client: Literal["npm", "apt"]
+    client: Literal["npm", "apt", "PyPI"]
     version: str
     sha256: str
     bytes: int
