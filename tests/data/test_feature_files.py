@@ -2,7 +2,6 @@
 
 import runpy
 import sys
-import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from conftest import error_message
 from fedtailor.data.feature_files import DAMAGES, read_crema_d, read_crisis_mmd
 from fedtailor.data.filterbank import log_mel_filterbank
+from support.feature_files import feature_file, wav_bytes
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "feature_files.py"
 RNG = np.random.default_rng(3)
@@ -40,9 +40,7 @@ def write_crema_d(folder: Path) -> dict[str, NDArray[np.int16]]:
     waveforms = {}
     for count, name in enumerate(VOTES):
         waveforms[name] = RNG.integers(-(2**14), 2**14, 16_000 // 10 + 400 * count).astype(np.int16)
-        with wave.open(str(folder / "AudioWAV" / f"{name}.wav"), "wb") as file:
-            file.setparams((1, 2, 16_000, 0, "NONE", ""))
-            file.writeframes(waveforms[name].tobytes())
+        (folder / "AudioWAV" / f"{name}.wav").write_bytes(wav_bytes(waveforms[name]))
     names = sorted(VOTES, reverse=True)  # in another order than the samples
     video = np.arange(len(names) * 2 * 5, dtype=np.float32).reshape(-1, 2, 5)
     np.savez(folder / "video.npz", id=np.array(names), video=video, video_length=np.arange(len(names)) % 2 + 1)
@@ -123,12 +121,6 @@ def test_crisis_mmd_script_writes_features_that_become_samples(tmp_path: Path, m
         assert table.is_test is not None and table.y[table.is_test].tolist() == tested
 
 
-GOOD: dict[str, Any] = {
-    "audio": np.ones((2, 6, 3), np.float32), "audio_length": np.array([6, 1]), "label": np.array([0, 3]),
-    "video": np.ones((2, 4, 5), np.float32), "video_length": np.array([4, 2]), "speaker": np.array([7, 7]),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -145,8 +137,7 @@ GOOD: dict[str, Any] = {
     ],
 )
 def test_read_crema_d_with_other_arrays_raises(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    np.savez(tmp_path / "crema-d.npz", **GOOD)
+    (tmp_path / "crema-d.npz").write_bytes(feature_file())
     assert read_crema_d(tmp_path / "crema-d.npz").num_samples == 2, "the file may be given instead of its folder"
-    arrays = {name: array for name, array in {**GOOD, **changes}.items() if array is not None}
-    np.savez(tmp_path / "crema-d.npz", **arrays)
+    (tmp_path / "crema-d.npz").write_bytes(feature_file(**changes))
     assert words in error_message(lambda: read_crema_d(tmp_path))

@@ -16,9 +16,13 @@ from fedtailor import networks
 from fedtailor.core import memory_limits
 from fedtailor.core.batch import take_samples
 from fedtailor.data import image_formats
+from fedtailor.data.crema_d import read_audio
+from fedtailor.data.dataframe_pickle import unpickle_data_frames
 from fedtailor.data.datasets import DATASETS
+from fedtailor.data.feature_files import read_crema_d
 from fedtailor.data.image_datasets import Digits
 from fedtailor.data.sample_table import SampleTable
+from fedtailor.data.text_tables import parse_table
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.methods import METHODS
@@ -29,10 +33,17 @@ from fedtailor.training.channel.channel import Channel
 from fedtailor.training.participation import make_schedule
 from fedtailor.training.unreliable import Unreliable, read_trace
 from support import corrupted_files
+from support.data_frame_pickles import data_frames
+from support.feature_files import feature_file, wav_bytes
 from support.fuzzing import Reader, fuzz
 from support.mutations import ODD, damaged, odd_settings
 
 MEMORY = 2**26  # bytes of memory that readers believe the machine has
+
+
+FRAMES = data_frames({1: [{"a": np.zeros(2), "label": np.zeros(2, np.int64)}]})
+TABLE = b"1,-2.5,3\n4,5e-3,6\n"
+FEATURES, WAV = feature_file(), wav_bytes(np.arange(800, dtype=np.int16))
 
 
 def _fields(kind: type[Any], prefix: str) -> list[str]:
@@ -99,6 +110,16 @@ def read_mnist(files: dict[str, bytes], folder: Path) -> None:
     image_formats.read_publisher_folder(image_formats.MNIST, folder)
 
 
+def read_features(data: bytes, folder: Path) -> None:
+    (folder / "crema-d.npz").write_bytes(data)
+    read_crema_d(folder).check()
+
+
+def read_wav(data: bytes, folder: Path) -> None:
+    (folder / "1001_A.wav").write_bytes(data)
+    assert np.isfinite(read_audio(folder / "1001_A.wav")).all()
+
+
 def read_federation(data: bytes, folder: Path) -> None:
     (folder / "fed").write_bytes(data)
     fed = ft.Federation.from_file(folder / "fed", verify=False)
@@ -148,6 +169,10 @@ READERS = {
         damaged([corrupted_files.FEDERATION])
         | damaged([corrupted_files.FEDERATION]).map(corrupted_files.change_federation),
     ),
+    "data frames": Reader(lambda data, folder: unpickle_data_frames(data), FRAMES, damaged([FRAMES])),
+    "tables": Reader(lambda data, folder: parse_table(data, 3, ",", "It"), TABLE, damaged([TABLE])),
+    "features": Reader(read_features, FEATURES, damaged([FEATURES])),
+    "recordings": Reader(read_wav, WAV, damaged([WAV])),
     "traces": Reader(read_trace_file, b"[[0, 1], [2], []]", damaged([b"[[0, 1], [2], []]"])),
     "tensors": Reader(
         read_packed,

@@ -78,14 +78,24 @@ def _audio(folder: Path, name: str) -> NDArray[np.float32]:
     if not path.is_file():
         raise DataError(f"There is no file '{path}', but summaryTable.csv names it; download CREMA-D again.")
     check_entry(path, folder)
+    return read_audio(path)
+
+
+def read_audio(path: Path) -> NDArray[np.float32]:
+    """Return the features of a WAV file before they are standardized: [frames, 80].
+
+    >>> read_audio(Path("nowhere.wav"))
+    Traceback (most recent call last):
+    fedtailor.errors.DataError: 'nowhere.wav' is not a WAV file; download it again.
+    """
     try:
         with wave.open(str(path)) as file:
             if (file.getframerate(), file.getsampwidth()) != (_RATE, 2) or file.getnframes() > _MAX_SECONDS * _RATE:
                 raise DataError(f"'{path}' must have 16 bits, 16 kHz, and at most {_MAX_SECONDS} seconds; convert it.")
             samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").reshape(-1, file.getnchannels())
-    except (wave.Error, EOFError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
+    except DataError:
+        raise
+    except Exception as error:  # `wave` raises many types on broken files
         raise DataError(f"'{path}' is not a WAV file; download it again.") from error
     features = log_mel_filterbank(samples.mean(1) / 2**15, _RATE, _BINS)[:_MAX_FRAMES]
     if not len(features):

@@ -77,14 +77,17 @@ class _DataFrame:
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
         for values, place in self._content.blocks:
             names = self._content.names[place]
-            if not isinstance(values, np.ndarray) or values.ndim != 2 or len(values) != len(names):
+            valid = isinstance(values, np.ndarray) and values.ndim == 2 and len(values) == len(names)
+            if not valid or not all(isinstance(name, str) for name in names):  # nested lists may not fit into a string
                 raise DataError(f"{_NO_FRAMES}.")
-            yield from ((str(name), column) for name, column in zip(names, values, strict=True))
+            yield from zip(names, values, strict=True)
 
 
-def _reconstruct(kind: type[Any], *_: Any) -> Any:
+def _reconstruct(kind: Any, *_: Any) -> Any:
     """Stand in for `copyreg._reconstructor`, which makes an empty object of a class."""
-    return {_DataFrame: _DataFrame, _BlockManager: _BlockManager}[kind]()
+    if kind is not _DataFrame and kind is not _BlockManager:
+        raise DataError(f"{_NO_FRAMES}.")
+    return kind()
 
 
 def _names(max_bytes: int) -> Names:

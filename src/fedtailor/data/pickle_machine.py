@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
+from fedtailor.core.untrusted_input import sanitize
 from fedtailor.errors import DataError
 
 Names = Mapping[tuple[str, ...], Callable[..., Any] | None]  # module and name -> stand-in; None is never called
@@ -96,9 +97,11 @@ class PickleMachine:
             raise DataError("It contains a pickle that calls something other than the names that it may contain.")
         self._stack.append(function(*arguments))
 
-    def _find(self, *name: str) -> Callable[..., Any] | None:
-        if name not in self._names:
-            raise DataError(f"It contains a pickle that names {'.'.join(name)}, which could execute code.")
+    def _find(self, *name: Any) -> Callable[..., Any] | None:
+        known = all(isinstance(part, str) for part in name) and name in self._names
+        if not known:
+            text = sanitize(".".join(str(part) for part in name if isinstance(part, str)))
+            raise DataError(f"It contains a pickle that names {text}, which could execute code.")
         return self._names[name]
 
     def _pop(self, count: int) -> list[Any]:
@@ -114,7 +117,7 @@ class PickleMachine:
 
 
 def _check_key(key: Any) -> str | int:
-    """Return the key of a dict if it is text or a number; hashing nested tuples can take forever."""
+    """Return the key of a dict if it is text or a number; tuples can be nested so that hashing them takes forever."""
     if not isinstance(key, str | int):
         raise DataError("It contains a dict whose keys are neither text nor numbers.")
     return key
