@@ -1,0 +1,194 @@
+"""The files of a data set as its publisher provides them: unpacked in a folder, or in the publisher's archive.
+
+Folders are untrusted: nothing outside of them is read. An archive is opened only if its checksum is the published one.
+"""
+
+import gzip
+import tarfile
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fedtailor.data.folder_entries import check_entry
+from fedtailor.data.http_download import RemoteFile
+from fedtailor.errors import DataError, reason
+
+MAX_FILE_BYTES = 1 << 30  # of one file; twice the largest published file
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The publisher's archive, and the folder in it that contains the files."""
+
+    archive: RemoteFile
+    top: str
+
+    @property
+    def hint(self) -> str:
+        """What a folder must contain, as the end of an error message."""
+        return f"it must contain {self.archive.name} from {self.archive.urls[0]}, or the files in it"
+
+
+class PublisherFiles(ABC):
+    """Files by the publisher's names; a file is read when it is needed."""
+
+    def __init__(self, where: str, hint: str) -> None:
+        self.where, self.hint = where, hint
+
+    def __getitem__(self, name: str) -> bytes:
+        """Return the content of a file; IDX files may be gzipped, or renamed as some unpacking programs do."""
+        for variant in _variants(name):
+            content = self._read(variant)
+            if content is not None:
+                return content
+        raise DataError(f"{self.where} has no {name}; {self.hint}.")
+
+    def lines(self, name: str, max_bytes: int = 1 << 24) -> list[str]:
+        """Return the lines of a text file, without empty ones."""
+        content = self[name]
+        if len(content) > max_bytes:
+            raise DataError(f"{self.where} has a file {name} that is too large; {self.hint}.")
+        return [line for line in content.decode("utf-8", "replace").splitlines() if line.strip()]
+
+    @abstractmethod
+    def names(self, folder: str) -> list[str]:
+        """Return the sorted names of the files in a folder."""
+
+    @abstractmethod
+    def _read(self, name: str) -> bytes | None:
+        """Return the content of a file, or None if there is no such file."""
+
+
+def _variants(name: str) -> list[str]:
+    if not name.endswith("-ubyte"):
+        return [name]
+    renamed = name.replace("-idx", ".idx")
+    return [name, renamed, f"{name}.gz", f"{renamed}.gz"]
+
+
+class FolderFiles(PublisherFiles):
+    """Files in a folder inside the folder `root` that the user named."""
+
+    def __init__(self, folder: Path, root: Path, hint: str) -> None:
+        super().__init__(f"The folder {folder}", hint)
+        self._folder, self._root = folder, root
+        self._checked: set[Path] = set()  # folders inside of the root
+
+    def __contains__(self, name: str) -> bool:
+        return any((self._folder / variant).is_file() for variant in _variants(name))
+
+    def names(self, folder: str) -> list[str]:
+        path = self._folder / folder
+        if not path.is_dir():
+            raise DataError(f"{self.where} has no folder {folder}; {self.hint}.")
+        self._check_folder(path)
+        return sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+
+    def _read(self, name: str) -> bytes | None:
+        path = self._folder / name
+        if not path.is_file():
+            return None
+        self._check_folder(path.parent)
+        check_entry(path, self._root)
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DataError(f"{self.where} has a file {name} that is too large; is it the right file?")
+        return path.read_bytes()
+
+    def _check_folder(self, folder: Path) -> None:
+        if folder not in self._checked:
+            if not folder.resolve().is_relative_to(self._root.resolve()):
+                raise DataError(
+                    f"{folder.name!r} is a link that leads out of '{self._root}'; replace it with the data."
+                )
+            self._checked.add(folder)
+
+
+class ZipFiles(PublisherFiles):
+    """Files in a folder of a .zip archive."""
+
+    def __init__(self, archive: zipfile.ZipFile, top: str, where: str, hint: str) -> None:
+        super().__init__(where, hint)
+        self._archive = archive
+        self._members = {info.filename.removeprefix(f"{top}/"): info for info in archive.infolist()}
+        self._folders = defaultdict[str, list[str]](list)
+        for name in self._members:
+            folder, _, file = name.rpartition("/")
+            self._folders[folder].append(file)
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(name for name in self._folders[folder] if name)
+
+    def _read(self, name: str) -> bytes | None:
+        info = self._members.get(name)
+        return None if info is None else self._archive.read(info)
+
+
+class UnpackedFiles(PublisherFiles):
+    """Files in memory."""
+
+    def __init__(self, contents: Mapping[str, bytes], where: str, hint: str) -> None:
+        super().__init__(where, hint)
+        self._contents = contents
+
+    def names(self, folder: str) -> list[str]:
+        paths = map(PurePosixPath, self._contents)
+        return sorted(path.name for path in paths if path.parent == PurePosixPath(folder))
+
+    def _read(self, name: str) -> bytes | None:
+        return self._contents.get(name)
+
+
+@contextmanager
+def open_publication(folder: Path, publication: Publication, marker: str) -> Iterator[PublisherFiles]:
+    """Open the unpacked files if a folder contains the file `marker`, directly or in `top`; else open the archive.
+
+    >>> publication = Publication(RemoteFile(("https://host/x.zip",), "md5:", bytes=1), top="x")
+    >>> with open_publication(Path("nowhere"), publication, "a.txt") as files:
+    ...     files["a.txt"]  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    fedtailor.errors.DataError: The folder nowhere has no a.txt; it must contain x.zip from https://host/x.zip, or ...
+    """
+    try:
+        root = folder.expanduser()
+        for place in (root, root / publication.top):
+            files = FolderFiles(place, root, publication.hint)
+            if marker in files:
+                yield files
+                return
+        path = root / publication.archive.name
+        if not path.is_file():
+            raise DataError(f"The folder {root} has no {marker}; {publication.hint}.")
+        mismatch = publication.archive.mismatch(path)
+        if mismatch:
+            raise DataError(f"{path} has {mismatch}; download it again, or unpack it if you trust it.")
+        with _opened_archive(path, publication) as files:
+            yield files
+    except (OSError, RuntimeError) as error:  # RuntimeError: expanduser finds no home folder
+        raise DataError(f"The folder {folder} cannot be read ({reason(error)}); {publication.hint}.") from error
+    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        name = publication.archive.name
+        raise DataError(f"{name} in {folder} cannot be unpacked ({reason(error)}); download it again.") from error
+
+
+@contextmanager
+def _opened_archive(path: Path, publication: Publication) -> Iterator[PublisherFiles]:
+    where, hint = f"The archive {path}", publication.hint
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            yield ZipFiles(archive, publication.top, where, hint)
+    else:
+        yield UnpackedFiles(_read_tar(path, publication.top), where, hint)
+
+
+def _read_tar(path: Path, top: str) -> dict[str, bytes]:
+    contents = dict[str, bytes]()
+    with tarfile.open(path) as archive:
+        for member in archive:  # in the order of the archive, because seeking would decompress it again
+            if member.isreg() and (stream := archive.extractfile(member)):
+                contents[member.name.removeprefix(f"{top}/")] = stream.read()
+    return contents
