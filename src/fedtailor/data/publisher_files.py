@@ -4,6 +4,8 @@ Folders are untrusted: nothing outside of them is read. An archive is opened onl
 """
 
 import gzip
+import io
+import lzma
 import tarfile
 import zipfile
 import zlib
@@ -19,6 +21,7 @@ from fedtailor.data.http_download import RemoteFile
 from fedtailor.errors import DataError, reason
 
 MAX_FILE_BYTES = 1 << 30  # of one file; twice the largest published file
+_AR_MAGIC = b"!<arch>\n"  # start of a Debian package, which is an ar archive
 
 
 @dataclass(frozen=True)
@@ -40,19 +43,25 @@ class PublisherFiles(ABC):
     def __init__(self, where: str, hint: str) -> None:
         self.where, self.hint = where, hint
 
+    def __contains__(self, name: str) -> bool:
+        return any(self._has(variant) for variant in _variants(name))
+
     def __getitem__(self, name: str) -> bytes:
         """Return the content of a file; IDX files may be gzipped, or renamed as some unpacking programs do."""
         for variant in _variants(name):
-            content = self._read(variant)
-            if content is not None:
-                return content
+            if self._has(variant):
+                return self._read(variant)
         raise DataError(f"{self.where} has no {name}; {self.hint}.")
+
+    def describe(self, name: str) -> str:
+        """Return the start of an error message about a file."""
+        return f"{self.where} has a file {name} that"
 
     def lines(self, name: str, max_bytes: int = 1 << 24) -> list[str]:
         """Return the lines of a text file, without empty ones."""
         content = self[name]
         if len(content) > max_bytes:
-            raise DataError(f"{self.where} has a file {name} that is too large; {self.hint}.")
+            raise DataError(f"{self.describe(name)} is too large; {self.hint}.")
         return [line for line in content.decode("utf-8", "replace").splitlines() if line.strip()]
 
     @abstractmethod
@@ -60,8 +69,12 @@ class PublisherFiles(ABC):
         """Return the sorted names of the files in a folder."""
 
     @abstractmethod
-    def _read(self, name: str) -> bytes | None:
-        """Return the content of a file, or None if there is no such file."""
+    def _has(self, name: str) -> bool:
+        """Return whether there is a file with exactly this name."""
+
+    @abstractmethod
+    def _read(self, name: str) -> bytes:
+        """Return the content of a file that exists."""
 
 
 def _variants(name: str) -> list[str]:
@@ -79,9 +92,6 @@ class FolderFiles(PublisherFiles):
         self._folder, self._root = folder, root
         self._checked: set[Path] = set()  # folders inside of the root
 
-    def __contains__(self, name: str) -> bool:
-        return any((self._folder / variant).is_file() for variant in _variants(name))
-
     def names(self, folder: str) -> list[str]:
         path = self._folder / folder
         if not path.is_dir():
@@ -89,14 +99,15 @@ class FolderFiles(PublisherFiles):
         self._check_folder(path)
         return sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
 
-    def _read(self, name: str) -> bytes | None:
+    def _has(self, name: str) -> bool:
+        return (self._folder / name).is_file()  # reading a pipe or a device may never end
+
+    def _read(self, name: str) -> bytes:
         path = self._folder / name
-        if not path.is_file():
-            return None
         self._check_folder(path.parent)
         check_entry(path, self._root)
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise DataError(f"{self.where} has a file {name} that is too large; is it the right file?")
+            raise DataError(f"{self.describe(name)} is too large; is it the right file?")
         return path.read_bytes()
 
     def _check_folder(self, folder: Path) -> None:
@@ -123,9 +134,11 @@ class ZipFiles(PublisherFiles):
     def names(self, folder: str) -> list[str]:
         return sorted(name for name in self._folders[folder] if name)
 
-    def _read(self, name: str) -> bytes | None:
-        info = self._members.get(name)
-        return None if info is None else self._archive.read(info)
+    def _has(self, name: str) -> bool:
+        return name in self._members
+
+    def _read(self, name: str) -> bytes:
+        return self._archive.read(self._members[name])
 
 
 class UnpackedFiles(PublisherFiles):
@@ -139,8 +152,11 @@ class UnpackedFiles(PublisherFiles):
         paths = map(PurePosixPath, self._contents)
         return sorted(path.name for path in paths if path.parent == PurePosixPath(folder))
 
-    def _read(self, name: str) -> bytes | None:
-        return self._contents.get(name)
+    def _has(self, name: str) -> bool:
+        return name in self._contents
+
+    def _read(self, name: str) -> bytes:
+        return self._contents[name]
 
 
 @contextmanager
@@ -156,9 +172,9 @@ def open_publication(folder: Path, publication: Publication, marker: str) -> Ite
     try:
         root = folder.expanduser()
         for place in (root, root / publication.top):
-            files = FolderFiles(place, root, publication.hint)
-            if marker in files:
-                yield files
+            unpacked = FolderFiles(place, root, publication.hint)
+            if marker in unpacked:
+                yield unpacked
                 return
         path = root / publication.archive.name
         if not path.is_file():
@@ -192,3 +208,39 @@ def _read_tar(path: Path, top: str) -> dict[str, bytes]:
             if member.isreg() and (stream := archive.extractfile(member)):
                 contents[member.name.removeprefix(f"{top}/")] = stream.read()
     return contents
+
+
+def unpack_package(data: bytes, where: str, hint: str) -> PublisherFiles:
+    """Return the files of a registry's package, a .tgz or .deb, by their names without folders; nothing is written.
+
+    The caller must have compared the archive's checksum: Python 3.11 loops forever on some invalid archives.
+
+    >>> unpack_package(b"nonsense", "The file", "try again")
+    Traceback (most recent call last):
+    fedtailor.errors.DataError: The file cannot be unpacked (file could not be opened successfully); download it again.
+    """
+    contents = dict[str, bytes]()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(_deb_data(data) if data.startswith(_AR_MAGIC) else data)) as archive:
+            for member in archive:
+                if member.isreg() and (stream := archive.extractfile(member)):
+                    name = PurePosixPath(member.name).name
+                    if member.size > MAX_FILE_BYTES:
+                        raise tarfile.ReadError(f"{name} is larger than a data set")
+                    contents[name] = stream.read()
+    except (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError) as error:
+        raise DataError(f"{where} cannot be unpacked ({reason(error)}); download it again.") from error
+    return UnpackedFiles(contents, where, hint)
+
+
+def _deb_data(data: bytes) -> bytes:
+    """Return the data.tar.* of a Debian package: an `ar` archive, in which each member follows a header of 60 bytes."""
+    offset = len(_AR_MAGIC)
+    while len(header := data[offset : offset + 60]) == 60:
+        digits, offset = header[48:58].strip(), offset + 60
+        if not digits.isdigit():
+            raise tarfile.ReadError("a member without a size")
+        if header.startswith(b"data.tar"):
+            return data[offset : offset + int(digits)]
+        offset += int(digits) + int(digits) % 2  # members start at even offsets
+    raise tarfile.ReadError("it contains no data.tar")

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from fedtailor.data.http_download import RemoteFile
-from fedtailor.data.image_formats import parse_idx
+from fedtailor.data.images.idx import read_idx_part
 from fedtailor.data.images.image_table import Images, make_image_table
 from fedtailor.data.publisher_files import Publication, PublisherFiles, open_publication
 from fedtailor.data.sample_table import SampleTable
@@ -42,14 +40,8 @@ def _first_label(split: str) -> int:
 
 
 def _read_part(files: PublisherFiles, start: str, split: str) -> Images:
-    x, y = (
-        parse_idx(files[name], f"{files.where} has a file {name} that")
-        for name in (f"{start}-images-idx3-ubyte", f"{start}-labels-idx1-ubyte")
-    )
-    if x.ndim != 3 or y.ndim != 1:
-        raise DataError(f"{files.where} has {start} files that are not images and labels; use the publisher's files.")
-    upright = x.transpose(0, 2, 1)  # the publisher stores the columns of each image
-    return upright[:, None], y.astype(np.int64) - _first_label(split)
+    x, y = read_idx_part(files, start)
+    return x.transpose(0, 1, 3, 2), y - _first_label(split)  # the publisher stores the columns of each image
 
 
 def _class_names(files: PublisherFiles, split: str) -> tuple[str, ...]:
@@ -61,5 +53,5 @@ def _class_names(files: PublisherFiles, split: str) -> tuple[str, ...]:
         len(row) > 1 and all(code.isdecimal() and 32 < int(code[:4]) < 127 for code in row[1:]) for row in rows
     )
     if not valid:
-        raise DataError(f"{files.where} has a file {name} that does not list the characters of {len(labels)} classes.")
+        raise DataError(f"{files.describe(name)} does not list the characters of {len(labels)} classes.")
     return tuple("".join(chr(int(code)) for code in row[1:]) for row in rows)

@@ -40,7 +40,7 @@ def read_tiny_imagenet(folder: Path, publication: Publication = TINY_IMAGENET) -
     with open_publication(folder, publication, "wnids.txt") as files:
         wnids = files.lines("wnids.txt")
         if not all(re.fullmatch(r"n\d{8}", wnid) for wnid in wnids) or not 2 <= len(set(wnids)) == len(wnids):
-            raise DataError(f"{files.where} has a file wnids.txt that is not a list of different WordNet numbers.")
+            raise DataError(f"{files.describe('wnids.txt')} is not a list of different WordNet numbers.")
         train, test = _train_files(files, wnids), _validation_files(files, wnids)
         if not train or not test:
             raise DataError(f"{files.where} has no images for {'testing' if train else 'training'}; {files.hint}.")
@@ -69,9 +69,9 @@ def _decode(files: PublisherFiles, part: Labeled) -> NDArray[np.uint8]:
     check_memory(len(part) * 3 * _SIDE**2, f"The images in {files.where[0].lower()}{files.where[1:]}")
     x = np.empty((len(part), 3, _SIDE, _SIDE), np.uint8)
     for row, (name, _) in enumerate(part):
-        image = decode_image(files[name], f"{files.where} has a file {name} that", (_SIDE, _SIDE))
+        image = decode_image(files[name], files.describe(name), (_SIDE, _SIDE))
         if image is None:
-            raise DataError(f"{files.where} has a file {name} that is not an image of {_SIDE}×{_SIDE} pixels.")
+            raise DataError(f"{files.describe(name)} is not an image of {_SIDE}×{_SIDE} pixels.")
         x[row] = image
     return x
 
