@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -18,93 +17,29 @@ import pytest
 
 from conftest import error_message
 from fedtailor.data import http_download
-from fedtailor.data.http_download import RemoteFile, fetch
+from fedtailor.data.http_download import fetch
+from fedtailor.data.source import RemoteFile
+from support.file_server import FileServer
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)
 
 
-class Server:
-    """A web server with one file, which records the requests and sends what the test asks for."""
-
-    def __init__(self) -> None:
-        self.content = CONTENT
-        self.etag: str | None = '"1"'
-        self.ranges = True  # whether it honors Range
-        self.has_length = True  # whether it sends Content-Length
-        self.statuses: list[int] = []  # errors to answer first
-        self.cuts: list[int] = []  # bytes to send before the connection is closed, one per response
-        self.redirect: str | None = None  # target of /moved
-        self.requests: list[tuple[str, str | None, str | None]] = []  # path, Range, If-Range
-        self.sent = 0  # bytes of the file
-        state = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                state.answer(self)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.http.server_address[1]}"
-        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-
-    def close(self) -> None:
-        self.http.shutdown()
-        self.thread.join()
-        self.http.server_close()
-
-    def answer(self, request: BaseHTTPRequestHandler) -> None:
-        wanted, version = request.headers.get("Range"), request.headers.get("If-Range")
-        self.requests.append((request.path, wanted, version))
-        if self.statuses or request.path == "/missing.bin":
-            request.send_error(self.statuses.pop(0) if self.statuses else 404)
-        elif request.path == "/moved" and self.redirect:
-            request.send_response(302)
-            request.send_header("Location", self.redirect)
-            request.end_headers()
-        else:
-            start = int(wanted[6:-1]) if wanted and self.ranges and version in (None, self.etag) else 0
-            self.send(request, start)
-
-    def send(self, request: BaseHTTPRequestHandler, start: int) -> None:
-        body = self.content[start:]
-        request.send_response(206 if start else 200)
-        if start:
-            request.send_header("Content-Range", f"bytes {start}-{len(self.content) - 1}/{len(self.content)}")
-        if self.has_length:
-            request.send_header("Content-Length", str(len(body)))
-        if self.etag:
-            request.send_header("ETag", self.etag)
-        request.end_headers()
-        body = body[: self.cuts.pop(0)] if self.cuts else body
-        self.sent += len(body)
-        request.close_connection = True
-        with suppress(ConnectionError):  # the client stops reading at the expected size
-            request.wfile.write(body)
-
-    @property
-    def ranges_asked(self) -> list[str | None]:
-        return [wanted for _, wanted, _ in self.requests]
-
-
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(http_download, "_WAITS", (0, 0, 0))
-    running = Server()
+    running = FileServer(CONTENT)
     yield running
     running.close()
 
 
-def remote(server: Server, path: str = "/data.bin", content: bytes = CONTENT, kind: str = "sha256") -> RemoteFile:
+def remote(server: FileServer, path: str = "/data.bin", content: bytes = CONTENT, kind: str = "sha256") -> RemoteFile:
     digest = hashlib.new(kind, content).hexdigest()
     return RemoteFile((server.address + path,), f"{kind}:{digest}", len(content))
 
 
-def interrupt(server: Server, file: RemoteFile, target: Path) -> None:
+def interrupt(server: FileServer, file: RemoteFile, target: Path) -> None:
     """Leave a partial download of a million bytes, as an ended process does."""
     server.cuts, server.statuses = [1_000_000], []
     with pytest.MonkeyPatch.context() as patch:
@@ -118,7 +53,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["sha256", "md5"])
-def test_fetch_downloads_once(server: Server, tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fetch_downloads_once(server: FileServer, tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "new" / "data.bin"
     for _ in range(2):
         assert fetch(remote(server, kind=kind), target).read_bytes() == CONTENT
@@ -126,12 +61,12 @@ def test_fetch_downloads_once(server: Server, tmp_path: Path, kind: str, capfd: 
     assert capfd.readouterr() == ("", ""), "no progress bar without a terminal"
 
 
-def test_fetch_replaces_damaged_file(server: Server, tmp_path: Path) -> None:
+def test_fetch_replaces_damaged_file(server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(b"x" + CONTENT[1:])
     assert fetch(remote(server), tmp_path / "data.bin").read_bytes() == CONTENT
 
 
-def test_fetch_after_interruption_requests_only_the_rest(server: Server, tmp_path: Path) -> None:
+def test_fetch_after_interruption_requests_only_the_rest(server: FileServer, tmp_path: Path) -> None:
     file, target = remote(server), tmp_path / "data.bin"
     interrupt(server, file, target)
     assert fetch(file, target).read_bytes() == CONTENT
@@ -140,20 +75,20 @@ def test_fetch_after_interruption_requests_only_the_rest(server: Server, tmp_pat
     assert names(tmp_path) == ["data.bin"]
 
 
-def test_fetch_retries_dropped_connections_as_long_as_bytes_arrive(server: Server, tmp_path: Path) -> None:
+def test_fetch_retries_dropped_connections_as_long_as_bytes_arrive(server: FileServer, tmp_path: Path) -> None:
     server.cuts, server.statuses = [400_000] * 7, [503, 429]
     assert fetch(remote(server), tmp_path / "data.bin").read_bytes() == CONTENT
     assert server.sent == len(CONTENT) and len(server.requests) == 2 + 8
 
 
-def test_fetch_gives_up_after_retries_without_progress(server: Server, tmp_path: Path) -> None:
+def test_fetch_gives_up_after_retries_without_progress(server: FileServer, tmp_path: Path) -> None:
     server.statuses = [500] * 9
     text = error_message(lambda: fetch(remote(server), tmp_path / "data.bin"))
     assert "the server answered 500" in text and "set data.folder" in text and server.address in text
     assert len(server.requests) == 4
 
 
-def test_fetch_from_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
+def test_fetch_from_server_without_ranges_starts_again(server: FileServer, tmp_path: Path) -> None:
     file, target = remote(server), tmp_path / "data.bin"
     server.ranges, server.etag = False, None
     interrupt(server, file, target)
@@ -163,7 +98,7 @@ def test_fetch_from_server_without_ranges_starts_again(server: Server, tmp_path:
 
 @pytest.mark.parametrize("etag", ['"1"', 'W/"1"', None])
 def test_fetch_of_file_that_changed_after_interruption_starts_again(
-    server: Server, tmp_path: Path, etag: str | None
+    server: FileServer, tmp_path: Path, etag: str | None
 ) -> None:
     """With a strong ETag the server notices it; otherwise the checksum does."""
     server.content, server.etag = CONTENT[::-1], etag
@@ -174,7 +109,7 @@ def test_fetch_of_file_that_changed_after_interruption_starts_again(
     assert server.ranges_asked == [None, "bytes=1000000-"] + ([] if etag == '"1"' else [None])
 
 
-def test_fetch_continues_partial_file_that_is_complete_or_too_long(server: Server, tmp_path: Path) -> None:
+def test_fetch_continues_partial_file_that_is_complete_or_too_long(server: FileServer, tmp_path: Path) -> None:
     part = tmp_path / "data.bin.part"
     part.write_bytes(CONTENT)
     assert fetch(remote(server), tmp_path / "data.bin").read_bytes() == CONTENT and server.requests == []
@@ -194,7 +129,7 @@ def test_fetch_continues_partial_file_that_is_complete_or_too_long(server: Serve
     ids=["wrong", "truncated", "too long"],
 )
 def test_fetch_of_other_content_raises_and_leaves_no_target(
-    server: Server, tmp_path: Path, content: bytes, message: str, has_length: bool
+    server: FileServer, tmp_path: Path, content: bytes, message: str, has_length: bool
 ) -> None:
     server.content, server.has_length = content, has_length
     text = error_message(lambda: fetch(remote(server), tmp_path / "data.bin"))
@@ -202,13 +137,13 @@ def test_fetch_of_other_content_raises_and_leaves_no_target(
     assert not (tmp_path / "data.bin").exists()
 
 
-def test_fetch_reads_no_more_than_expected(server: Server, tmp_path: Path) -> None:
+def test_fetch_reads_no_more_than_expected(server: FileServer, tmp_path: Path) -> None:
     server.content, server.has_length = CONTENT * 20, False
     assert "more than 3,000,000 bytes" in error_message(lambda: fetch(remote(server), tmp_path / "data.bin"))
     assert names(tmp_path) == []
 
 
-def test_fetch_uses_next_address_if_one_fails(server: Server, tmp_path: Path) -> None:
+def test_fetch_uses_next_address_if_one_fails(server: FileServer, tmp_path: Path) -> None:
     missing, file = remote(server, "/missing.bin"), remote(server)
     text = error_message(lambda: fetch(missing, tmp_path / "data.bin"))
     assert "/missing.bin: the server answered 404" in text and len(server.requests) == 1, "404 is not retried"
@@ -216,7 +151,7 @@ def test_fetch_uses_next_address_if_one_fails(server: Server, tmp_path: Path) ->
     assert fetch(both, tmp_path / "data.bin").read_bytes() == CONTENT
 
 
-def test_fetch_follows_redirects_to_http_only(server: Server, tmp_path: Path) -> None:
+def test_fetch_follows_redirects_to_http_only(server: FileServer, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(CONTENT)
     for target in (secret.as_uri(), "ftp://127.0.0.1/data.bin", "data:,abc"):
@@ -228,7 +163,7 @@ def test_fetch_follows_redirects_to_http_only(server: Server, tmp_path: Path) ->
 
 
 def test_fetch_without_server_or_network_raises(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = RemoteFile(("http://127.0.0.1:1/data.bin",), "md5:0", 3)
     assert "Connection refused" in error_message(lambda: fetch(file, tmp_path / "data.bin"))
@@ -243,7 +178,7 @@ def test_fetch_without_server_or_network_raises(
     assert "Name or service not known" in text and "proxy" in text and len(tried) == 1, "without a name, it is final"
 
 
-def test_fetch_goes_through_proxy(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_goes_through_proxy(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", server.address)
     monkeypatch.setenv("no_proxy", "")
     file = RemoteFile(("http://publisher.example/data.bin",), remote(server).checksum, len(CONTENT))
@@ -252,7 +187,7 @@ def test_fetch_goes_through_proxy(server: Server, tmp_path: Path, monkeypatch: p
 
 
 def test_fetch_without_disk_space_or_folder_raises(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     assert "FEDTAILOR_CACHE" in error_message(lambda: fetch(remote(server), tmp_path / "file" / "data.bin"))
@@ -262,7 +197,7 @@ def test_fetch_without_disk_space_or_folder_raises(
     assert server.requests == []
 
 
-def test_fetch_from_several_threads_downloads_once(server: Server, tmp_path: Path) -> None:
+def test_fetch_from_several_threads_downloads_once(server: FileServer, tmp_path: Path) -> None:
     """As from several processes: the lock belongs to the open folder, not to the process."""
     target = tmp_path / "data.bin"
     threads = [threading.Thread(target=fetch, args=(remote(server), target)) for _ in range(3)]
@@ -273,13 +208,15 @@ def test_fetch_from_several_threads_downloads_once(server: Server, tmp_path: Pat
     assert target.read_bytes() == CONTENT and len(server.requests) == 1
 
 
-def test_fetch_on_terminal_shows_progress(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_on_terminal_shows_progress(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
-    with os.fdopen(writer, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
+    with monkeypatch.context() as patch, os.fdopen(writer, "w") as terminal:
+        patch.setattr(sys, "stderr", terminal)
         fetch(remote(server), tmp_path / "data.bin")
-        terminal.flush()
-        shown = os.read(reader, 1 << 16).decode()
+    shown = b""
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(reader, 1 << 16):
+            shown += part
     os.close(reader)
-    assert "Downloading data.bin" in shown and "3.0/3.0 MB" in shown
+    assert "Downloading data.bin" in shown.decode() and "3.0/3.0 MB" in shown.decode()

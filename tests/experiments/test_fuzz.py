@@ -15,9 +15,9 @@ import fedtailor as ft
 from fedtailor import networks
 from fedtailor.core import memory_limits
 from fedtailor.core.batch import take_samples
-from fedtailor.data import image_formats
 from fedtailor.data.datasets import DATASETS
-from fedtailor.data.image_datasets import Digits
+from fedtailor.data.image_datasets import MNIST, Digits
+from fedtailor.data.images.cifar import parse_sheet
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import parse_overrides
@@ -96,7 +96,7 @@ def read_mnist(files: dict[str, bytes], folder: Path) -> None:
         path.unlink()
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    image_formats.read_publisher_folder(image_formats.MNIST, folder)
+    MNIST().read_folder(folder)
 
 
 def read_federation(data: bytes, folder: Path) -> None:
@@ -138,7 +138,7 @@ READERS = {
     "images": Reader(read_image, corrupted_files.IMAGES[0], damaged(corrupted_files.IMAGES) | _PNGS),
     "mnist": Reader(read_mnist, corrupted_files.MNIST, _MNIST_FILES),
     "sheets": Reader(
-        lambda data, folder: image_formats.parse_sheet(data),
+        lambda data, folder: parse_sheet(data),
         corrupted_files.SHEET,
         damaged([corrupted_files.SHEET]) | damaged([corrupted_files.SHEET]).map(corrupted_files.repair_png_checksums),
     ),

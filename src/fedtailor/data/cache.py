@@ -37,6 +37,15 @@ def cache_folder() -> Path:
         raise DataError("There is no home folder for the cache; set FEDTAILOR_CACHE to a folder.") from error
 
 
+def download_folder(name: str) -> Path:
+    """Return the folder of a data set's downloaded archive, which is kept for other variants of the data set.
+
+    >>> download_folder("emnist").parts[-2:]
+    ('downloads', 'emnist')
+    """
+    return cache_folder() / "downloads" / name
+
+
 def cached_file(name: str) -> Path:
     """Return the file of a table in the cache, which may not exist."""
     return cache_folder() / f"{name}.npz"
@@ -95,8 +104,9 @@ def folder_fingerprint(folder: Path) -> str:
     for parent, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
-            found = Path(parent, name).stat()
-            digest.update(f"{parent}/{name} {found.st_size} {found.st_mtime_ns}\n".encode())
+            with suppress(OSError):  # a link to nothing
+                found = Path(parent, name).stat()
+                digest.update(f"{parent}/{name} {found.st_size} {found.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 

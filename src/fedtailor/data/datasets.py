@@ -5,13 +5,17 @@ from typing import Any
 
 from fedtailor.data.dataset import Data
 from fedtailor.data.federation import Federation
-from fedtailor.data.image_datasets import CIFAR10, MNIST, Digits, FashionMNIST
+from fedtailor.data.image_datasets import CIFAR10, CIFAR100, EMNIST, MNIST, Digits, FashionMNIST, TinyImageNet
 from fedtailor.data.user_data import FileData, FolderData, PFLlibData
 from fedtailor.errors import unknown_name
 
 DATASETS: dict[str, type[Data]] = {
-    kind.name: kind for kind in (Digits, FashionMNIST, MNIST, CIFAR10, FolderData, PFLlibData, FileData)
-}
+    kind.name: kind
+    for kind in (
+        Digits, FashionMNIST, MNIST, EMNIST, CIFAR10, CIFAR100, TinyImageNet,
+        FolderData, PFLlibData, FileData,
+    )
+}  # fmt: skip
 
 
 def load(name: str, **settings: Any) -> Federation:

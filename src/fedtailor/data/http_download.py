@@ -5,7 +5,6 @@ NAME.part.version. A later call continues it. The target exists only if its chec
 """
 
 import errno
-import hashlib
 import http.client
 import os
 import re
@@ -18,48 +17,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from email.message import Message
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
+from fedtailor.data.cache import ALTERNATIVE
 from fedtailor.data.download_progress import download_progress
+from fedtailor.data.source import RemoteFile
 from fedtailor.errors import DataError, reason
 
 _TIMEOUT = 30.0  # seconds without a byte
 _WAITS = (1.0, 2.0, 4.0)  # seconds before each retry; a retry that brings new bytes starts again with the first
 _CHUNK = 1 << 20
 _RETRIED = (408, 425, 429)  # statuses below 500 that can pass
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file at one or more addresses, with its size in bytes and its checksum, "sha256:..." or "md5:...".
-
-    >>> RemoteFile(("https://host/folder/data.zip",), "md5:900150983cd24fb0d6963f7d28e17f72", bytes=3).name
-    'data.zip'
-    """
-
-    urls: tuple[str, ...]
-    checksum: str
-    bytes: int
-
-    @property
-    def name(self) -> str:
-        """The publisher's name of the file."""
-        return PurePosixPath(urlsplit(self.urls[0]).path).name
-
-    def mismatch(self, path: Path) -> str | None:
-        """Return the size or checksum in which a file differs from this one; None if it is this file."""
-        size = path.stat().st_size
-        if size != self.bytes:
-            return f"{size:,} bytes instead of {self.bytes:,}"
-        kind, _, expected = self.checksum.partition(":")
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, kind).hexdigest()
-        title = {"sha256": "SHA-256", "md5": "MD5"}[kind]
-        return None if found == expected else f"the {title} {found[:12]}… instead of {expected[:12]}…"
 
 
 class _Failed(Exception):
@@ -124,10 +95,7 @@ def fetch(file: RemoteFile, target: Path) -> Path:
                 _download(file, target)
     except OSError as error:
         fix = "free some space, set FEDTAILOR_CACHE to a writable folder"
-        alternative = "or set data.folder to a folder with the publisher's files"
-        raise DataError(
-            f"{target.name} cannot be saved in {folder} ({reason(error)}); {fix}, {alternative}."
-        ) from error
+        raise DataError(f"{target.name} cannot be saved in {folder} ({reason(error)}); {fix}, {ALTERNATIVE}") from error
     return target
 
 
@@ -164,8 +132,7 @@ def _download(file: RemoteFile, target: Path) -> None:
                 part.finish(target)
                 return
     again = "check the network and the proxy, and try again, which continues the download"
-    alternative = "or set data.folder to a folder with the publisher's files"
-    raise DataError(f"{file.name} could not be downloaded ({'; '.join(failures)}); {again}, {alternative}.")
+    raise DataError(f"{file.name} could not be downloaded ({'; '.join(failures)}); {again}, {ALTERNATIVE}")
 
 
 def _download_from(url: str, file: RemoteFile, part: _PartialFile, update: Callable[[int], None]) -> None:

@@ -13,28 +13,14 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from fedtailor.data.folder_entries import check_entry
-from fedtailor.data.http_download import RemoteFile
+from fedtailor.data.source import RemoteFile
 from fedtailor.errors import DataError, reason
 
 MAX_FILE_BYTES = 1 << 30  # of one file; twice the largest published file
 _AR_MAGIC = b"!<arch>\n"  # start of a Debian package, which is an ar archive
-
-
-@dataclass(frozen=True)
-class Publication:
-    """The publisher's archive, and the folder in it that contains the files."""
-
-    archive: RemoteFile
-    top: str
-
-    @property
-    def hint(self) -> str:
-        """What a folder must contain, as the end of an error message."""
-        return f"it must contain {self.archive.name} from {self.archive.urls[0]}, or the files in it"
 
 
 class PublisherFiles(ABC):
@@ -160,45 +146,65 @@ class UnpackedFiles(PublisherFiles):
 
 
 @contextmanager
-def open_publication(folder: Path, publication: Publication, marker: str) -> Iterator[PublisherFiles]:
-    """Open the unpacked files if a folder contains the file `marker`, directly or in `top`; else open the archive.
+def open_folder(folder: Path, hint: str) -> Iterator[PublisherFiles]:
+    """Open the unpacked files in a folder; `hint` says what it must contain, as the end of an error message.
 
-    >>> publication = Publication(RemoteFile(("https://host/x.zip",), "md5:", bytes=1), top="x")
-    >>> with open_publication(Path("nowhere"), publication, "a.txt") as files:
-    ...     files["a.txt"]  # doctest: +ELLIPSIS
+    >>> with open_folder(Path("nowhere"), "it must contain a.txt") as files:
+    ...     files["a.txt"]
     Traceback (most recent call last):
-    fedtailor.errors.DataError: The folder nowhere has no a.txt; it must contain x.zip from https://host/x.zip, or ...
+    fedtailor.errors.DataError: There is no folder nowhere; it must contain a.txt.
     """
-    try:
-        root = folder.expanduser()
-        for place in (root, root / publication.top):
-            unpacked = FolderFiles(place, root, publication.hint)
-            if marker in unpacked:
-                yield unpacked
-                return
-        path = root / publication.archive.name
-        if not path.is_file():
-            raise DataError(f"The folder {root} has no {marker}; {publication.hint}.")
-        mismatch = publication.archive.mismatch(path)
-        if mismatch:
-            raise DataError(f"{path} has {mismatch}; download it again, or unpack it if you trust it.")
-        with _opened_archive(path, publication) as files:
-            yield files
-    except (OSError, RuntimeError) as error:  # RuntimeError: expanduser finds no home folder
-        raise DataError(f"The folder {folder} cannot be read ({reason(error)}); {publication.hint}.") from error
-    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        name = publication.archive.name
-        raise DataError(f"{name} in {folder} cannot be unpacked ({reason(error)}); download it again.") from error
+    with _readable(folder, hint) as root:
+        yield FolderFiles(root, root, hint)
 
 
 @contextmanager
-def _opened_archive(path: Path, publication: Publication) -> Iterator[PublisherFiles]:
-    where, hint = f"The archive {path}", publication.hint
-    if path.suffix == ".zip":
+def open_published(folder: Path, archive: RemoteFile, marker: str) -> Iterator[PublisherFiles]:
+    """Open the unpacked files if a folder contains the file `marker`, directly or in `top`; else open the archive.
+
+    >>> archive = RemoteFile(("https://host/x.zip",), "md5:", bytes=1, top="x")
+    >>> with open_published(Path("."), archive, "a.txt") as files:
+    ...     files["a.txt"]
+    Traceback (most recent call last):
+    fedtailor.errors.DataError: The folder . has no a.txt; it must contain https://host/x.zip or the files in it.
+    """
+    hint = f"it must contain {archive} or the files in it"
+    with _readable(folder, hint) as root:
+        for place in (root, root / archive.top):
+            unpacked = FolderFiles(place, root, hint)
+            if marker in unpacked:
+                yield unpacked
+                return
+        path = root / archive.name
+        if not path.is_file():
+            raise DataError(f"The folder {folder} has no {marker}; {hint}.")
+        if mismatch := archive.mismatch(path):
+            raise DataError(f"{path} has {mismatch}; download it again, or unpack it if you trust it.")
+        with _opened_archive(path, archive.top, hint) as files:
+            yield files
+
+
+@contextmanager
+def _readable(folder: Path, hint: str) -> Iterator[Path]:
+    try:
+        root = folder.expanduser()
+        if not root.is_dir():
+            raise DataError(f"There is no folder {folder}; {hint}.")
+        yield root
+    except (OSError, RuntimeError) as error:  # RuntimeError: expanduser finds no home folder
+        raise DataError(f"The folder {folder} cannot be read ({reason(error)}); {hint}.") from error
+
+
+@contextmanager
+def _opened_archive(path: Path, top: str, hint: str) -> Iterator[PublisherFiles]:
+    try:
+        if path.suffix != ".zip":
+            yield UnpackedFiles(_read_tar(path, top), f"The archive {path}", hint)
+            return
         with zipfile.ZipFile(path) as archive:
-            yield ZipFiles(archive, publication.top, where, hint)
-    else:
-        yield UnpackedFiles(_read_tar(path, publication.top), where, hint)
+            yield ZipFiles(archive, top, f"The archive {path}", hint)
+    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise DataError(f"{path} cannot be unpacked ({reason(error)}); download it again.") from error
 
 
 def _read_tar(path: Path, top: str) -> dict[str, bytes]:

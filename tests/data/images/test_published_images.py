@@ -5,21 +5,26 @@ import hashlib
 import io
 import tarfile
 import zipfile
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+import fedtailor as ft
 from conftest import error_message
-from fedtailor.data.images.cifar import CIFAR100, read_cifar100
-from fedtailor.data.images.emnist import EMNIST, SPLITS, read_emnist
-from fedtailor.data.images.tiny_imagenet import TINY_IMAGENET, read_tiny_imagenet
-from fedtailor.data.publisher_files import Publication
+from fedtailor.cli.main import app
+from fedtailor.data.image_datasets import CIFAR100, EMNIST, ArchiveData, TinyImageNet
+from fedtailor.data.images.emnist import SPLITS
 from fedtailor.data.sample_table import SampleTable
+from fedtailor.data.source import RemoteFile
 from support.corrupted_files import idx_bytes
+from support.file_server import FileServer
 from support.published_files import COLOR, write_files
 
 Files = dict[str, bytes]
@@ -78,11 +83,17 @@ def tiny_files() -> Files:
     }
 
 
-READERS: dict[str, tuple[Publication, Callable[[Path, Publication], SampleTable], Files]] = {
-    "cifar100": (CIFAR100, lambda folder, source: read_cifar100(folder, publication=source), cifar100_files()),
-    "emnist": (EMNIST, lambda folder, source: read_emnist(folder, "letters", source), emnist_files()),
-    "tiny-imagenet": (TINY_IMAGENET, read_tiny_imagenet, tiny_files()),
+DATA: dict[str, tuple[ArchiveData, Files]] = {
+    "cifar100": (CIFAR100(), cifar100_files()),
+    "emnist": (EMNIST(split="letters"), emnist_files()),
+    "tiny-imagenet": (TinyImageNet(), tiny_files()),
 }
+
+
+def archive_of(name: str) -> RemoteFile:
+    source = DATA[name][0].source
+    assert isinstance(source, RemoteFile)
+    return source
 
 
 def write_tree(folder: Path, files: Files) -> Path:
@@ -92,38 +103,42 @@ def write_tree(folder: Path, files: Files) -> Path:
     return folder
 
 
-def write_archive(folder: Path, publication: Publication, files: Files) -> Publication:
-    """Write the publisher's archive into a folder, and return its description."""
-    path, buffer = folder / publication.archive.name, io.BytesIO()
-    if path.suffix == ".zip":
+def archive_bytes(remote: RemoteFile, files: Files) -> bytes:
+    """Return the publisher's archive with these files."""
+    buffer = io.BytesIO()
+    if remote.name.endswith(".zip"):
         with zipfile.ZipFile(buffer, "w") as archive:
-            archive.mkdir(publication.top)
+            archive.mkdir(remote.top)
             for name, content in files.items():
-                archive.writestr(f"{publication.top}/{name}", content)
+                archive.writestr(f"{remote.top}/{name}", content)
     else:
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
             for name, content in files.items():
-                member = tarfile.TarInfo(f"{publication.top}/{name}")
+                member = tarfile.TarInfo(f"{remote.top}/{name}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-    path.write_bytes(buffer.getvalue())
-    digest = hashlib.sha256(buffer.getvalue()).hexdigest()
-    remote = replace(publication.archive, checksum=f"sha256:{digest}", bytes=len(buffer.getvalue()))
-    return replace(publication, archive=remote)
+    return buffer.getvalue()
+
+
+def publish(name: str, content: bytes, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Make an archive the one that the publisher of a data set provides."""
+    checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    remote = replace(archive_of(name), checksum=checksum, bytes=len(content), **changes)
+    monkeypatch.setattr(type(DATA[name][0]), "source", remote)
 
 
 def read(name: str, folder: Path, changed: Files | None = None) -> SampleTable:
     """Read a data set from unpacked files, of which some are replaced."""
-    publication, reader, files = READERS[name]
-    return reader(write_tree(folder, files | (changed or {})), publication)
+    data, files = DATA[name]
+    return data.read_folder(write_tree(folder, files | (changed or {})))
 
 
 # content
 
 
 @pytest.mark.parametrize(("labels", "expected"), [("fine", FINE), ("coarse", COARSE)])
-def test_read_cifar100_returns_images_and_labels(labels: str, expected: np.ndarray, tmp_path: Path) -> None:
-    table = read_cifar100(write_files(tmp_path, cifar100_files()), labels)
+def test_read_cifar100_returns_images_and_labels(labels: Any, expected: np.ndarray, tmp_path: Path) -> None:
+    table = CIFAR100(labels=labels).read_folder(write_files(tmp_path, cifar100_files()))
     np.testing.assert_array_equal(table.x, COLOR)
     assert table.y.tolist() == expected.tolist() and table.y.dtype == np.int64
     assert table.classes == {"fine": 100, "coarse": 20}[labels]
@@ -141,9 +156,9 @@ def test_read_emnist_turns_images_upright_and_numbers_letters_from_zero(tmp_path
 
 
 @pytest.mark.parametrize("split", ["byclass", "balanced", "mnist"])
-def test_read_emnist_other_splits_keep_labels(split: str, tmp_path: Path) -> None:
+def test_read_emnist_other_splits_keep_labels(split: Any, tmp_path: Path) -> None:
     y = np.array([0, SPLITS[split] - 1, 1, 2, 3], np.uint8)
-    table = read_emnist(write_files(tmp_path, emnist_files(split, y)), split)
+    table = EMNIST(split=split).read_folder(write_files(tmp_path, emnist_files(split, y)))
     assert table.y.tolist() == y.tolist() and table.classes == SPLITS[split]
 
 
@@ -160,47 +175,106 @@ def test_read_tiny_imagenet_decodes_images_in_order_of_wnids(tmp_path: Path) -> 
 # places
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("place", ["top folder", "archive", "unzipped and renamed"])
-def test_readers_find_files_in_other_places(name: str, place: str, tmp_path: Path) -> None:
-    publication, reader, files = READERS[name]
+def test_readers_find_files_in_other_places(
+    name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, files = DATA[name]
     expected = read(name, tmp_path / "plain")
     folder = tmp_path / "other"
     folder.mkdir()
     if place == "top folder":
-        write_tree(folder / publication.top, files)
+        write_tree(folder / archive_of(name).top, files)
     elif place == "archive":
-        publication = write_archive(folder, publication, files)
+        content = archive_bytes(archive_of(name), files)
+        (folder / archive_of(name).name).write_bytes(content)
+        publish(name, content, monkeypatch)
     else:
         unzipped = {n.removesuffix(".gz"): gzip.decompress(c) if n.endswith(".gz") else c for n, c in files.items()}
         write_tree(folder, {n.replace("-idx", ".idx"): c for n, c in unzipped.items()})
-    table = reader(folder, publication)
+    table = data.read_folder(folder)
     for field in ("x", "y", "is_test"):
         np.testing.assert_array_equal(getattr(table, field), getattr(expected, field))
     assert table.class_names == expected.class_names
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", DATA)
 def test_archive_with_other_checksum_is_not_opened(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publication, reader, files = READERS[name]
-    changed = write_archive(tmp_path, publication, files)
+    data, files = DATA[name]
+    content = archive_bytes(archive_of(name), files)
+    size = archive_of(name).bytes
+    path = tmp_path / archive_of(name).name
+    path.write_bytes(content[:-1] + b"x")
     monkeypatch.setattr(tarfile, "open", pytest.fail)
     monkeypatch.setattr(zipfile, "ZipFile", pytest.fail)
-    path = tmp_path / publication.archive.name
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    assert "SHA-256" in error_message(lambda: reader(tmp_path, changed))
-    assert f"instead of {publication.archive.bytes:,}" in error_message(lambda: reader(tmp_path, publication))
+    assert f"instead of {size:,}" in error_message(lambda: data.read_folder(tmp_path))
+    publish(name, content, monkeypatch)
+    assert "SHA-256" in error_message(lambda: data.read_folder(tmp_path))
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_folder_without_files_names_archive_and_address(name: str, tmp_path: Path) -> None:
-    publication, reader, files = READERS[name]
-    text = error_message(lambda: reader(tmp_path, publication))
-    assert str(tmp_path) in text and publication.archive.urls[0] in text
+@pytest.mark.parametrize("name", DATA)
+def test_folder_without_files_names_file_and_address(name: str, tmp_path: Path) -> None:
+    data, files = DATA[name]
+    text = error_message(lambda: data.read_folder(tmp_path))
+    assert str(tmp_path) in text and str(archive_of(name)) in text
     for missing in [n for n in files if not n.startswith(("test/", "train/", "coarse"))]:
         folder = write_tree(tmp_path / missing.replace("/", "_"), {n: c for n, c in files.items() if n != missing})
-        text = error_message(lambda folder=folder: reader(folder, publication))  # type: ignore[misc]
-        assert f"has no {missing.removesuffix('.gz')}" in text and publication.archive.urls[0] in text
+        text = error_message(partial(data.read_folder, folder))
+        assert f"has no {missing.removesuffix('.gz')}" in text and str(archive_of(name)) in text
+
+
+# download
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_get_downloads_archive_once(
+    name: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, files = DATA[name]
+    expected, content = read(name, tmp_path / "plain"), archive_bytes(archive_of(name), files)
+    with closing(FileServer(content)) as server:
+        publish(name, content, monkeypatch, urls=(f"{server.address}/{archive_of(name).name}",))
+        variant = ["--data.split", "letters"] if name == "emnist" else []
+        assert not data.is_available
+        result = CliRunner().invoke(app, ["data", "get", name, *variant], catch_exceptions=False)
+        assert f"{name} saved in {cache}" in result.output.replace("\n", "") and data.is_available
+        table = data.read()
+        np.testing.assert_array_equal(table.x, expected.x)
+        assert table.class_names == expected.class_names
+        for cached in cache.glob("*.npz*"):  # another variant, or a damaged cache, needs no second download
+            cached.unlink()
+        np.testing.assert_array_equal(data.read().y, expected.y)
+    assert server.sent == len(content)
+
+
+def test_load_with_folder_reads_files_once_until_they_change(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_tree(tmp_path / "files", cifar100_files())
+    settings: dict[str, Any] = {"folder": str(folder), "clients": 2, "partition": "iid", "min_size": 2}
+    fed = ft.load("cifar100", labels="coarse", **settings)
+    assert fed.classes == 20 and fed.class_names is not None and fed.class_names[19] == "name_19"
+    assert fed.mean is not None and len(fed.mean) == 3 and fed.settings["labels"] == "coarse"
+    assert ft.load("cifar100", **settings).classes == 100
+    with monkeypatch.context() as patch:
+        patch.setattr(CIFAR100, "read_files", pytest.fail)
+        assert ft.load("cifar100", **settings, test="publisher").num_clients == 2
+    (folder / "test.bin").write_bytes(cifar100_files()["train.bin"])
+    assert len(ft.load("cifar100", **settings).y) == 18
+
+
+def test_unknown_variant_raises_before_download(cache: Path) -> None:
+    assert "data.labels must be 'fine' or 'coarse'" in error_message(lambda: ft.load("cifar100", labels="corse"))
+    assert "data.split must be 'byclass' or" in error_message(lambda: ft.load("emnist", split="letter"))
 
 
 # damage
@@ -251,15 +325,15 @@ def test_malformed_file_is_named(name: str, file: str, content: bytes, message: 
     ],
 )
 def test_link_out_of_folder_raises(name: str, link: str, tmp_path: Path) -> None:
-    publication, reader, files = READERS[name]
+    data, files = DATA[name]
     folder = write_tree(tmp_path / "files", files)
     (folder / link).rename(tmp_path / "outside")
     (folder / link).symlink_to(tmp_path / "outside")
-    assert f"out of '{folder}'" in error_message(lambda: reader(folder, publication))
+    assert f"out of '{folder}'" in error_message(lambda: data.read_folder(folder))
 
 
 def test_readers_reject_file_beyond_limit(tmp_path: Path) -> None:
     folder = write_tree(tmp_path, cifar100_files())
     with (folder / "train.bin").open("wb") as sparse:
         sparse.truncate((1 << 30) + 1)
-    assert "train.bin that is too large" in error_message(lambda: read_cifar100(folder))
+    assert "train.bin that is too large" in error_message(lambda: CIFAR100().read_folder(folder))

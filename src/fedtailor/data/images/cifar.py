@@ -6,26 +6,17 @@ The publisher's Python version consists of pickles, which are never opened.
 import io
 import json
 import struct
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fedtailor.data.http_download import RemoteFile
 from fedtailor.data.images.image_table import Images, make_image_table
-from fedtailor.data.publisher_files import Publication, PublisherFiles, open_publication
+from fedtailor.data.publisher_files import PublisherFiles
 from fedtailor.data.sample_table import SampleTable
-from fedtailor.errors import DataError, reason, unknown_name
+from fedtailor.errors import DataError, reason
 
-CIFAR100 = Publication(
-    RemoteFile(
-        ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
-        "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        bytes=168_513_733,
-    ),
-    top="cifar-100-binary",
-)
 _CLASSES = {"coarse": 20, "fine": 100}  # of CIFAR-100's labels, in the order of the label bytes of a record
 _BATCHES = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]  # of CIFAR-10
 _MAX_SHEET_PIXELS = 1 << 24  # of one sheet; the published ones have 10,240,000, and pillow warns from 89 million
@@ -47,23 +38,15 @@ def read_cifar10(files: PublisherFiles) -> SampleTable:
     return make_image_table([(np.concatenate(sheets), y)], (test_x, test_y), 10, files.where)
 
 
-def read_cifar100(folder: Path, labels: str = "fine", publication: Publication = CIFAR100) -> SampleTable:
-    """Return CIFAR-100 from cifar-100-binary.tar.gz or from the files in it, with fine or coarse labels.
-
-    >>> read_cifar100(Path("nowhere"), "corse")
-    Traceback (most recent call last):
-    fedtailor.errors.ConfigError: There is no kind of labels 'corse'; did you mean 'coarse'?
-    """
-    if labels not in _CLASSES:
-        raise unknown_name("kind of labels", labels, _CLASSES)
-    with open_publication(folder, publication, "train.bin") as files:
-        file, classes = f"{labels}_label_names.txt", _CLASSES[labels]
-        names = tuple(line.strip() for line in files.lines(file))
-        if len(names) != classes:
-            raise DataError(f"{files.where} has a file {file} with {len(names):,} names instead of {classes}.")
-        position = list(_CLASSES).index(labels)
-        train, test = (_read_records(files, name, len(_CLASSES), position) for name in ("train.bin", "test.bin"))
-        return make_image_table([train], test, classes, files.where, names)
+def read_cifar100(files: PublisherFiles, labels: Literal["fine", "coarse"]) -> SampleTable:
+    """Return CIFAR-100 from the publisher's binary version, with one of its two kinds of labels."""
+    file, classes = f"{labels}_label_names.txt", _CLASSES[labels]
+    names = tuple(line.strip() for line in files.lines(file))
+    if len(names) != classes:
+        raise DataError(f"{files.where} has a file {file} with {len(names):,} names instead of {classes}.")
+    position = list(_CLASSES).index(labels)
+    train, test = (_read_records(files, name, len(_CLASSES), position) for name in ("train.bin", "test.bin"))
+    return make_image_table([train], test, classes, files.where, names)
 
 
 def _read_records(files: PublisherFiles, name: str, label_bytes: int, position: int) -> Images:

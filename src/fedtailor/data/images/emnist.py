@@ -1,38 +1,19 @@
 """Reader of EMNIST: handwritten characters in IDX files, in six splits of the same images."""
 
-from pathlib import Path
-
-from fedtailor.data.http_download import RemoteFile
 from fedtailor.data.images.idx import read_idx_part
 from fedtailor.data.images.image_table import Images, make_image_table
-from fedtailor.data.publisher_files import Publication, PublisherFiles, open_publication
+from fedtailor.data.publisher_files import PublisherFiles
 from fedtailor.data.sample_table import SampleTable
-from fedtailor.errors import DataError, unknown_name
+from fedtailor.errors import DataError
 
-EMNIST = Publication(
-    RemoteFile(
-        ("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",),
-        "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
-        bytes=561_753_746,
-    ),
-    top="gzip",
-)
 SPLITS = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}  # number of classes
 
 
-def read_emnist(folder: Path, split: str = "byclass", publication: Publication = EMNIST) -> SampleTable:
-    """Return a split of EMNIST from gzip.zip, or from the IDX files in it, gzipped or not.
-
-    >>> read_emnist(Path("nowhere"), "letter")
-    Traceback (most recent call last):
-    fedtailor.errors.ConfigError: There is no split of EMNIST 'letter'; did you mean 'letters'?
-    """
-    if split not in SPLITS:
-        raise unknown_name("split of EMNIST", split, SPLITS)
-    with open_publication(folder, publication, f"emnist-{split}-train-images-idx3-ubyte") as files:
-        names = _class_names(files, split)
-        train, test = (_read_part(files, f"emnist-{split}-{part}", split) for part in ("train", "test"))
-        return make_image_table([train], test, SPLITS[split], files.where, names)
+def read_emnist(files: PublisherFiles, split: str) -> SampleTable:
+    """Return a split of EMNIST."""
+    names = _class_names(files, split)
+    train, test = (_read_part(files, f"emnist-{split}-{part}", split) for part in ("train", "test"))
+    return make_image_table([train], test, SPLITS[split], files.where, names)
 
 
 def _first_label(split: str) -> int:

@@ -4,50 +4,32 @@ The publisher's own test set has no labels and is not read.
 """
 
 import re
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.core.memory_limits import check_memory
-from fedtailor.data.http_download import RemoteFile
 from fedtailor.data.image_files import decode_image
-from fedtailor.data.publisher_files import Publication, PublisherFiles, open_publication
+from fedtailor.data.publisher_files import PublisherFiles
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError
 
-TINY_IMAGENET = Publication(
-    RemoteFile(
-        ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
-        "sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
-        bytes=248_100_043,
-    ),
-    top="tiny-imagenet-200",
-)
 _SIDE = 64  # pixels
 Labeled = list[tuple[str, int]]  # names of files and their labels
 
 
-def read_tiny_imagenet(folder: Path, publication: Publication = TINY_IMAGENET) -> SampleTable:
-    """Return Tiny-ImageNet from tiny-imagenet-200.zip or from the files in it; gray images get three equal channels.
-
-    Labels are positions in wnids.txt.
-
-    >>> read_tiny_imagenet(Path("nowhere"))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    fedtailor.errors.DataError: The folder nowhere has no wnids.txt; it must contain tiny-imagenet-200.zip from ...
-    """
-    with open_publication(folder, publication, "wnids.txt") as files:
-        wnids = files.lines("wnids.txt")
-        if not all(re.fullmatch(r"n\d{8}", wnid) for wnid in wnids) or not 2 <= len(set(wnids)) == len(wnids):
-            raise DataError(f"{files.describe('wnids.txt')} is not a list of different WordNet numbers.")
-        train, test = _train_files(files, wnids), _validation_files(files, wnids)
-        if not train or not test:
-            raise DataError(f"{files.where} has no images for {'testing' if train else 'training'}; {files.hint}.")
-        y = np.array([label for _, label in train + test], np.int64)
-        is_test = np.arange(len(y)) >= len(train)
-        names = _class_names(files, wnids)
-        return SampleTable(_decode(files, train + test), y, len(wnids), is_test=is_test, class_names=names)
+def read_tiny_imagenet(files: PublisherFiles) -> SampleTable:
+    """Return Tiny-ImageNet; labels are positions in wnids.txt, and gray images get three equal channels."""
+    wnids = files.lines("wnids.txt")
+    if not all(re.fullmatch(r"n\d{8}", wnid) for wnid in wnids) or not 2 <= len(set(wnids)) == len(wnids):
+        raise DataError(f"{files.describe('wnids.txt')} is not a list of different WordNet numbers.")
+    train, test = _train_files(files, wnids), _validation_files(files, wnids)
+    if not train or not test:
+        raise DataError(f"{files.where} has no images for {'testing' if train else 'training'}; {files.hint}.")
+    y = np.array([label for _, label in train + test], np.int64)
+    is_test = np.arange(len(y)) >= len(train)
+    names = _class_names(files, wnids)
+    return SampleTable(_decode(files, train + test), y, len(wnids), is_test=is_test, class_names=names)
 
 
 def _train_files(files: PublisherFiles, wnids: list[str]) -> Labeled:
