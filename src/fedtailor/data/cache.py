@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.data.npz import read_npz
+from fedtailor.data.npz import map_npz
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError
 
@@ -79,7 +79,7 @@ def ensure_cached(name: str, source: str, size: int, build: Callable[[Path], Sam
 def read_cached(path: Path) -> SampleTable:
     """Return the table in a cached file after a check of its format; other programs may write to the cache."""
     try:
-        arrays, _ = read_npz(path)
+        arrays = map_npz(path)
         info = json.loads(arrays.pop("info").tobytes())
         parts = {n.removeprefix(_PART): array for n, array in arrays.items() if n.startswith(_PART)}
         x: Any = arrays.get("x", parts)

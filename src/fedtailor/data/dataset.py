@@ -43,10 +43,10 @@ class Data:
 
     def load(self) -> Federation:
         """Return the federation that these settings describe."""
-        fed = self.split()
+        fed = self.make_federation()
         return fed.with_normalization() if self.normalize else fed
 
-    def split(self) -> Federation:
+    def make_federation(self) -> Federation:
         """Return the federation before the normalization that `normalize` asks for."""
         raise NotImplementedError
 
@@ -106,7 +106,7 @@ class PartitionedData(Data):
         """Return all samples."""
         raise NotImplementedError
 
-    def split(self) -> Federation:
+    def make_federation(self) -> Federation:
         self._check_settings()  # before a download
         table, seed = self.read(), self.seed or 0
         rest, common = self._take_common_test(table, seed)
