@@ -217,16 +217,22 @@ class EMNIST(ArchiveData):
 
 @dataclass(frozen=True, kw_only=True)
 class TinyImageNet(ArchiveData):
-    """Color images of 200 kinds of objects, 64×64; the publisher's validation set is the test set."""
+    """Color images of 200 kinds of objects, 64×64.
+
+    The publisher's validation set is the test set, because its own test set has no labels.
+    """
 
     name: ClassVar[str] = "tiny-imagenet"
     samples: ClassVar[str] = "110,000"
     publisher: ClassVar[str] = "Stanford CS231n, from ImageNet"
-    license: ClassVar[str] = "ImageNet's terms: non-commercial research and education"
+    license: ClassVar[str] = "not stated; ImageNet's terms allow non-commercial research and education"
     mean: ClassVar[tuple[float, ...] | None] = (0.4802, 0.4481, 0.3975)
     std: ClassVar[tuple[float, ...] | None] = (0.2770, 0.2691, 0.2821)
     source: ClassVar[Source | RemoteFile | None] = RemoteFile(
-        ("http://cs231n.stanford.edu/tiny-imagenet-200.zip",),
+        (
+            "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        ),
         "sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
         bytes=248_100_043,
         top="tiny-imagenet-200",
