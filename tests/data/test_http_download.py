@@ -75,6 +75,14 @@ def test_fetch_after_interruption_requests_only_the_rest(server: FileServer, tmp
     assert names(tmp_path) == ["data.bin"]
 
 
+def test_fetch_continues_file_by_its_time_if_its_etag_is_weak(server: FileServer, tmp_path: Path) -> None:
+    file, target = remote(server), tmp_path / "data.bin"
+    server.etag, server.modified = 'W/"1"', "Wed, 18 Nov 2026 05:00:00 GMT"
+    interrupt(server, file, target)
+    assert fetch(file, target).read_bytes() == CONTENT
+    assert server.requests[1][2] == server.modified and server.sent == len(CONTENT)
+
+
 def test_fetch_retries_dropped_connections_as_long_as_bytes_arrive(server: FileServer, tmp_path: Path) -> None:
     server.cuts, server.statuses = [400_000] * 7, [503, 429]
     assert fetch(remote(server), tmp_path / "data.bin").read_bytes() == CONTENT

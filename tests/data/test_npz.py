@@ -2,6 +2,7 @@
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def test_map_npz_returns_writable_arrays_without_reading_them(tmp_path: Path) ->
 
 def test_map_npz_reads_arrays_that_cannot_be_mapped(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
-    values = {"floats": np.arange(MIB, dtype=np.float32), "columns": np.asfortranarray(BYTES[:, 0])}
+    values: dict[str, Any] = {"floats": np.arange(MIB, dtype=np.float32), "columns": np.asfortranarray(BYTES[:, 0])}
     for save in (np.savez, np.savez_compressed):
         save(path, **values, x=BYTES)
         arrays = map_npz(path)

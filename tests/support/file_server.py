@@ -11,6 +11,7 @@ class FileServer:
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.etag: str | None = '"1"'
+        self.modified: str | None = None  # Last-Modified
         self.ranges = True  # whether it honors Range
         self.has_length = True  # whether it sends Content-Length
         self.statuses: list[int] = []  # errors to answer first
@@ -47,7 +48,7 @@ class FileServer:
             request.send_header("Location", self.redirect)
             request.end_headers()
         else:
-            start = int(wanted[6:-1]) if wanted and self.ranges and version in (None, self.etag) else 0
+            start = int(wanted[6:-1]) if wanted and self.ranges and version in (None, self.etag, self.modified) else 0
             self.send(request, start)
 
     def send(self, request: BaseHTTPRequestHandler, start: int) -> None:
@@ -59,6 +60,8 @@ class FileServer:
             request.send_header("Content-Length", str(len(body)))
         if self.etag:
             request.send_header("ETag", self.etag)
+        if self.modified:
+            request.send_header("Last-Modified", self.modified)
         request.end_headers()
         body = body[: self.cuts.pop(0)] if self.cuts else body
         self.sent += len(body)
