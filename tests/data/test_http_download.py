@@ -83,6 +83,17 @@ def test_fetch_continues_file_by_its_time_if_its_etag_is_weak(server: FileServer
     assert server.requests[1][2] == server.modified and server.sent == len(CONTENT)
 
 
+def test_fetch_answered_with_another_page_keeps_partial_file(server: FileServer, tmp_path: Path) -> None:
+    """As the login page of a network does."""
+    file, target = remote(server), tmp_path / "data.bin"
+    interrupt(server, file, target)
+    server.content, server.ranges = b"<html>", False
+    assert "6 bytes instead of 3,000,000" in error_message(lambda: fetch(file, target))
+    server.content, server.ranges = CONTENT, True
+    assert fetch(file, target).read_bytes() == CONTENT
+    assert server.ranges_asked == [None, "bytes=1000000-", "bytes=1000000-"]
+
+
 def test_fetch_retries_dropped_connections_as_long_as_bytes_arrive(server: FileServer, tmp_path: Path) -> None:
     server.cuts, server.statuses = [400_000] * 7, [503, 429]
     assert fetch(remote(server), tmp_path / "data.bin").read_bytes() == CONTENT
