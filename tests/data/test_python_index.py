@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from conftest import error_message
-from fedtailor.data.python_index import download_file, find_file
+from fedtailor.data.python_index import find_file
 from support.package_index import package_index
 
 NAME = "My_Package-1.0.tar.gz"
@@ -22,16 +22,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield address
 
 
-def test_download_file_takes_the_named_file_from_the_configured_index(index: str, tmp_path: Path) -> None:
-    assert find_file("My.Package", NAME) == f"{index}/files/{NAME}"
-    seen: list[int] = []
-    assert download_file("My_Package", NAME, tmp_path, 100, seen.append).read_bytes() == b"0123456789"
-    assert seen == [10]
-
-
-@pytest.mark.usefixtures("index")
-def test_download_file_saves_no_more_than_its_size(tmp_path: Path) -> None:
-    assert download_file("my-package", NAME, tmp_path, 4, lambda done: None).read_bytes() == b"0123"
+def test_file_of_package_is_found_in_the_configured_index(index: str) -> None:
+    assert find_file("My.Package", NAME) == find_file("my_package", NAME) == f"{index}/files/{NAME}"
 
 
 @pytest.mark.usefixtures("index")
@@ -39,10 +31,8 @@ def test_download_file_saves_no_more_than_its_size(tmp_path: Path) -> None:
     ("package", "name", "words"),
     [
         ("my-package", "My_Package-2.0.tar.gz", "has no file My_Package-2.0.tar.gz"),
-        ("my-package", "My_Package-0.9.tar.gz", "could not be downloaded from the Python Package Index"),
         ("other", NAME, "check the network and the proxy"),
-        ("my-package", "local-1.0.tar.gz", "must start with https://"),
     ],
 )
-def test_download_of_missing_file_raises(package: str, name: str, words: str, tmp_path: Path) -> None:
-    assert words in error_message(lambda: download_file(package, name, tmp_path, 100, lambda done: None))
+def test_missing_file_raises(package: str, name: str, words: str) -> None:
+    assert words in error_message(lambda: find_file(package, name))

@@ -15,9 +15,12 @@ from PIL import Image
 import fedtailor as ft
 from conftest import error_message
 from fedtailor.core import memory_limits
-from fedtailor.data import image_formats
+from fedtailor.data import publisher_files
 from fedtailor.data.cache import checksum_text
 from fedtailor.data.image_datasets import MNIST
+from fedtailor.data.images.cifar import parse_labels, parse_sheet
+from fedtailor.data.images.idx import parse_idx
+from fedtailor.data.publisher_files import unpack_package
 from fedtailor.runs.serialization import unpack
 from support import corrupted_files
 from support.corrupted_files import folder_error
@@ -124,13 +127,11 @@ def test_link_in_publisher_folder_raises(tmp_path: Path) -> None:
     own.mkdir()
     for name, content in corrupted_files.MNIST.items():
         (own / name).write_bytes(content)
-    image_formats.read_publisher_folder(image_formats.MNIST, own)
+    MNIST().read_folder(own)
     name = min(corrupted_files.MNIST)
     (own / name).rename(tmp_path / name)
     (own / name).symlink_to(tmp_path / name)
-    assert "is a link that leads out of" in error_message(
-        lambda: image_formats.read_publisher_folder(image_formats.MNIST, own)
-    )
+    assert "is a link that leads out of" in error_message(lambda: MNIST().read_folder(own))
 
 
 def test_pipe_is_never_read(tmp_path: Path) -> None:
@@ -139,9 +140,7 @@ def test_pipe_is_never_read(tmp_path: Path) -> None:
     assert "must contain either one .npz file per client" in folder_error(tmp_path)
     for name in corrupted_files.MNIST:
         os.mkfifo(tmp_path / name)
-    assert "has no train-images" in error_message(
-        lambda: image_formats.read_publisher_folder(image_formats.MNIST, tmp_path)
-    )
+    assert "has no train-images" in error_message(lambda: MNIST().read_folder(tmp_path))
 
 
 def test_unprintable_name_is_escaped_in_error(tmp_path: Path) -> None:
@@ -217,7 +216,7 @@ def test_sheet_with_two_headers_raises() -> None:
     second = sheet[8:16] + (2**13).to_bytes(4, "big") + (2**13).to_bytes(4, "big") + sheet[24:33]
     twice = corrupted_files.repair_png_checksums(sheet[:33] + second + sheet[33:])
     with assert_memory_below(10 * MIB):
-        assert "two headers" in error_message(lambda: image_formats.parse_sheet(twice))
+        assert "two headers" in error_message(lambda: parse_sheet(twice))
 
 
 # data sets
@@ -227,22 +226,22 @@ def test_idx_size_is_neither_allocated_nor_exceeded() -> None:
     bomb = gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 4]) + bytes(20 * MIB), 1)
     declared = gzip.compress(bytes([0, 0, 8, 1]) + (2**30).to_bytes(4, "big") + bytes(4))
     with assert_memory_below(5 * MIB):
-        assert "declares 4 bytes but contains more" in error_message(lambda: image_formats.parse_idx(bomb))
-        assert "declares 1,073,741,824 bytes but contains 4" in error_message(lambda: image_formats.parse_idx(declared))
+        assert "declares 4 bytes but contains more" in error_message(lambda: parse_idx(bomb))
+        assert "declares 1,073,741,824 bytes but contains 4" in error_message(lambda: parse_idx(declared))
 
 
 def test_archive_with_member_beyond_limit_raises_before_decompression(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_formats, "MAX_FILE_BYTES", MIB)
+    monkeypatch.setattr(publisher_files, "MAX_FILE_BYTES", MIB)
     bomb = tar({"t10k-labels-idx1-ubyte": bytes(40 * MIB)}, "w:gz", "package/")
     with assert_memory_below(16 * MIB):
-        text = error_message(lambda: image_formats.read_archive(image_formats.MNIST, io.BytesIO(bomb), "The archive"))
+        text = error_message(lambda: unpack_package(bomb, "The archive", ""))
     assert "t10k-labels-idx1-ubyte is larger than a data set" in text
 
 
 def test_labels_beyond_limit_raise() -> None:
     labels = b"[" + b"[]," * MIB + b"0]"
     with assert_memory_below(MIB):
-        assert "not a JSON list" in error_message(lambda: image_formats._parse_labels(labels, "The file"))
+        assert "not a JSON list" in error_message(lambda: parse_labels(labels, "The file", classes=10))
 
 
 def cache_mnist(cache: Path, **arrays: Any) -> None:

@@ -15,12 +15,12 @@ import fedtailor as ft
 from fedtailor import networks
 from fedtailor.core import memory_limits
 from fedtailor.core.batch import take_samples
-from fedtailor.data import image_formats
 from fedtailor.data.crema_d import read_audio
 from fedtailor.data.dataframe_pickle import unpickle_data_frames
 from fedtailor.data.datasets import DATASETS
 from fedtailor.data.feature_files import read_crema_d
-from fedtailor.data.image_datasets import Digits
+from fedtailor.data.image_datasets import MNIST, Digits
+from fedtailor.data.images.cifar import parse_sheet
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.data.text_tables import parse_table
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
@@ -107,7 +107,7 @@ def read_mnist(files: dict[str, bytes], folder: Path) -> None:
         path.unlink()
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    image_formats.read_publisher_folder(image_formats.MNIST, folder)
+    MNIST().read_folder(folder)
 
 
 def read_features(data: bytes, folder: Path) -> None:
@@ -159,7 +159,7 @@ READERS = {
     "images": Reader(read_image, corrupted_files.IMAGES[0], damaged(corrupted_files.IMAGES) | _PNGS),
     "mnist": Reader(read_mnist, corrupted_files.MNIST, _MNIST_FILES),
     "sheets": Reader(
-        lambda data, folder: image_formats.parse_sheet(data),
+        lambda data, folder: parse_sheet(data),
         corrupted_files.SHEET,
         damaged([corrupted_files.SHEET]) | damaged([corrupted_files.SHEET]).map(corrupted_files.repair_png_checksums),
     ),

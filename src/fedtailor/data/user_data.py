@@ -20,7 +20,7 @@ class FolderData(Data):
     classes: Annotated[int | None, "number of classes, if some have no samples"] = None
     regression: Annotated[bool | None, "whether targets are numbers, if they could be classes"] = None
 
-    def split(self) -> Federation:
+    def make_federation(self) -> Federation:
         return Federation.from_folder(
             _require(self, "folder"), test=self.test, seed=self.seed or 0, classes=self.classes,
             regression=self.regression,
@@ -46,7 +46,7 @@ class PFLlibData(Data):
 
     folder: Annotated[str | None, "the folder that PFLlib wrote"] = None
 
-    def split(self) -> Federation:
+    def make_federation(self) -> Federation:
         return _with_seed(Federation.from_pfllib(_require(self, "folder")), self.seed)
 
 
@@ -58,7 +58,7 @@ class FileData(Data):
 
     file: Annotated[str | None, "the federation file"] = None
 
-    def split(self) -> Federation:
+    def make_federation(self) -> Federation:
         return _with_seed(Federation.from_file(_require(self, "file")), self.seed)
 
 

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from conftest import error_message
-from fedtailor.data import image_formats
-from fedtailor.data.image_formats import CIFAR10, MNIST, read_publisher_folder
+from fedtailor.data.image_datasets import CIFAR10, MNIST
+from fedtailor.data.publisher_files import MAX_FILE_BYTES
 from fedtailor.data.sample_table import SampleTable
 from support.corrupted_files import idx_bytes
 from support.published_files import COLOR, COLOR_Y, GRAY, cifar_binary, cifar_sheets, mnist_files, png, write_files
@@ -25,16 +25,16 @@ HUGE = SHEET[:16] + (1 << 20).to_bytes(4, "big") * 2 + SHEET[24:]
 
 def read(folder: Path, kind: str, changed: dict[str, bytes]) -> SampleTable:
     """Read the files of a data set, of which some are replaced."""
-    return read_publisher_folder(MNIST if kind == "mnist" else CIFAR10, write_files(folder, FILES[kind] | changed))
+    return (MNIST() if kind == "mnist" else CIFAR10()).read_folder(write_files(folder, FILES[kind] | changed))
 
 
-def test_read_publisher_folder_prefers_unzipped_files(tmp_path: Path) -> None:
+def test_read_folder_prefers_unzipped_files(tmp_path: Path) -> None:
     zipped = {f"{name}.gz": gzip.compress(content) for name, content in mnist_files(255 - GRAY).items()}
     np.testing.assert_array_equal(np.asarray(read(tmp_path, "mnist", zipped).x)[:, 0], GRAY)
 
 
 @pytest.mark.parametrize("kind", ["records", "sheets"])
-def test_read_publisher_folder_of_cifar10_returns_images(kind: str, tmp_path: Path) -> None:
+def test_read_folder_of_cifar10_returns_images(kind: str, tmp_path: Path) -> None:
     table = read(tmp_path, kind, {})
     np.testing.assert_array_equal(table.x, COLOR)
     assert table.y.tolist() == COLOR_Y.tolist()
@@ -72,7 +72,7 @@ def test_read_publisher_folder_of_cifar10_returns_images(kind: str, tmp_path: Pa
         ("records", "test_batch.bin", b"\0" * 3072, "records of 3,073 bytes"),
     ],
 )
-def test_read_publisher_folder_with_malformed_file_raises(
+def test_read_folder_with_malformed_file_raises(
     kind: str, name: str, content: bytes, message: str, tmp_path: Path
 ) -> None:
     limit = Image.MAX_IMAGE_PIXELS
@@ -81,16 +81,16 @@ def test_read_publisher_folder_with_malformed_file_raises(
     assert limit == Image.MAX_IMAGE_PIXELS
 
 
-def test_read_publisher_folder_without_usable_files_raises(tmp_path: Path) -> None:
-    assert "nowhere cannot be read" in error_message(lambda: read_publisher_folder(MNIST, tmp_path / "nowhere"))
+def test_read_folder_without_usable_files_raises(tmp_path: Path) -> None:
+    assert "There is no folder" in error_message(lambda: MNIST().read_folder(tmp_path / "nowhere"))
     pickles = write_files(tmp_path / "pickles", {"data_batch_1": b"\x80\x03cos\nsystem\n", "test_batch": b"\x80\x03."})
-    text = error_message(lambda: read_publisher_folder(CIFAR10, pickles))
+    text = error_message(lambda: CIFAR10().read_folder(pickles))
     assert "data_batch_1.bin" in text and "pickle" in text
     folder = write_files(tmp_path / "files", mnist_files())
     (folder / IMAGES).unlink()
     (folder / IMAGES).mkdir()
-    assert f"has no {IMAGES};" in error_message(lambda: read_publisher_folder(MNIST, folder))
+    assert f"has no {IMAGES};" in error_message(lambda: MNIST().read_folder(folder))
     (folder / IMAGES).rmdir()
     with (folder / IMAGES).open("wb") as sparse:
-        sparse.truncate(image_formats.MAX_FILE_BYTES + 1)
-    assert "too large" in error_message(lambda: read_publisher_folder(MNIST, folder))
+        sparse.truncate(MAX_FILE_BYTES + 1)
+    assert "too large" in error_message(lambda: MNIST().read_folder(folder))
