@@ -7,11 +7,11 @@ import torch
 
 import fedtailor as ft
 from conftest import same, tiny_federation
-from fedtailor.core.trees import Rows, map_leaves
+from fedtailor.core.trees import Rows
 from fedtailor.methods import Averaged, Centralized, FedAvg, FedProto
 from fedtailor.methods.averaged import _blend
 from support.method_variants import ALL_METHODS
-from support.problem import FULL, PARTIAL, Problem, make_normalized_net, make_problem
+from support.problem import FULL, PARTIAL, Problem, make_normalized_net, make_problem, mixture
 
 PROBLEM = make_problem()
 INNER = {name: method for name, method in ALL_METHODS.items() if not isinstance(method, Averaged | Centralized)}
@@ -28,7 +28,8 @@ def test_without_memory_and_after_one_participation_it_is_the_inner_method(name:
         assert same(first.personal(client, "trained"), averaged.personal(client, "trained"))
         assert same(averaged.personal(client, "trained"), averaged.personal(client, "received"))
     assert same(plain.server, forgetful.server)
-    assert [record["bytes"] for record in plain.records] == [record["bytes"] for record in forgetful.records]
+    for name in ("bytes_up", "bytes_down"):
+        assert [record[name] for record in plain.records] == [record[name] for record in forgetful.records]
 
 
 @pytest.mark.parametrize("memory", [0.6, 0.9])
@@ -49,14 +50,14 @@ def test_mean_by_hand_with_partial_participation(memory: float) -> None:
     for client in (0, 1, 2):
         rounds = [number for number, clients in enumerate(schedule) if client in clients]
         models = [runs[number].personal(client, "trained") for number in rounds]
-        expected = map_leaves(lambda *leaves: sum(w * leaf for w, leaf in zip(weights(len(leaves)), leaves)), *models)
+        expected = mixture(weights(len(models)), models)
         assert same(averaged.personal(client, "trained"), expected, 1e-12)
     assert same(averaged.personal(3, "received"), runs[-1].personal(3, "received")), "it has never trained"
 
 
 def test_batch_normalization_statistics_are_those_of_the_mean_on_the_clients_data() -> None:
     problem = Problem(tiny_federation(), make_normalized_net(), batch_size=16)
-    run = problem.run(Averaged(FedAvg(lr=0.1)), FULL[:3])
+    run = problem.run(Averaged(FedAvg(lr=0.1)), [[0, 1, 2, 3]] * 3)
     own, inputs = run.personal(0, "trained"), problem.fed.x[problem.fed.train[0]]
     hidden = inputs @ own["fc.weight"].T + own["fc.bias"]
     assert same({"mean": hidden.mean(0)}, {"mean": own["norm.running_mean"]}, 1e-12)

@@ -20,7 +20,7 @@ from fedtailor.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Averaged(Method):
-    """A running mean of the personal models that a client has trained, for any method.
+    """Averaged personal models: a running mean of the models that a client has trained, around any method.
 
     Wraps another method, as in Averaged(FedLAG()). Training and communication are those of the inner method, but each
     client uses the mean of the personal models that it had after each of its rounds. The past has the weight
