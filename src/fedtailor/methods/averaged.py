@@ -44,6 +44,10 @@ class Averaged(Method):
         self.require(isinstance(self.inner, Method), "inner", "a method such as FedLAG()")
 
     @property
+    def has_global_model(self) -> bool:
+        return self.inner.has_global_model
+
+    @property
     def trains_every_round(self) -> bool:
         return self.inner.trains_every_round
 
