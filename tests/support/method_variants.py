@@ -21,5 +21,7 @@ VARIANTS: dict[str, ft.Method] = {
     "ditto, kept optimizers": m.Ditto(momentum=0.9, keep_optimizer_state=True, weights="uniform"),
     "lag, scaffold": m.LAG(m.Scaffold(), layers="last"),
     "lag, ditto": m.LAG(m.Ditto(), layers="last"),
+    "averaged, fedproto": m.Averaged(m.FedProto()),
+    "averaged, lag": m.Averaged(m.LAG(m.FedAvg(), layers="last")),
 }
 ALL_METHODS: dict[str, ft.Method] = {name: kind() for name, kind in METHODS.items()} | VARIANTS

@@ -317,9 +317,16 @@ class Method:
 
         Override it if the personal model is more than the network's parameters, such as a network with two heads:
         `personal` is the tree that `personalize` or `trained` returned, and `model.features` and `model.head_output`
-        compute the two parts of the network.
+        compute the two parts of the network. Override `init_personal` as well.
         """
         return model.logits(personal, x)
+
+    def init_personal(self, setup: Setup) -> Tree:
+        """Return a tree with the names and shapes of a personal model; by default the initial parameters.
+
+        A wrapper that stores a personal model in a client's state needs it before the first round.
+        """
+        return setup.params
 
     # Hooks for clients that join late. `setup` then describes all clients, including the newcomers.
 

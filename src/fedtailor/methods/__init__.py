@@ -2,6 +2,7 @@
 
 from fedtailor.core.method import Method
 from fedtailor.methods.apple import APPLE
+from fedtailor.methods.averaged import Averaged
 from fedtailor.methods.centralized import Centralized
 from fedtailor.methods.dbe import DBE
 from fedtailor.methods.ditto import Ditto
@@ -53,7 +54,7 @@ FAMILIES: dict[str, tuple[type[Method], ...]] = {
     "Partial model sharing": (
         FedPer, FedRep, FedBABU, LGFedAvg, FedBN, FedAlt, FedSim, FedAS, FedCAC, FedAPM, FedLAG, LAG,
     ),
-    "Separate personal models": (Local, Ditto, PFedMe, FedPHP, LpProj, FedRoD),
+    "Separate personal models": (Local, Ditto, PFedMe, FedPHP, Averaged, LpProj, FedRoD),
     "Personalized aggregation": (FedAPA, FedAMP, APPLE, FedALA, FedFomo, PFedLA, PFedHN),
     "Prototypes and representations": (FedProto, FedGH, FedPAC, DBE, FedCP, GPFL, FedAF),
     "Adaptive local training": (SelfFL, PerFedAvg),
@@ -65,7 +66,8 @@ METHODS: dict[str, type[Method]] = {
 }
 
 __all__ = [
-    "APPLE", "DBE", "FAMILIES", "GPFL", "LAG", "METHODS", "Centralized", "Ditto", "FedADMM", "FedAF", "FedALA",
+    "APPLE", "DBE", "FAMILIES", "GPFL", "LAG", "METHODS", "Averaged", "Centralized", "Ditto", "FedADMM", "FedAF",
+    "FedALA",
     "FedAMP", "FedAPA", "FedAPM", "FedAS", "FedAdagrad", "FedAdam", "FedAlt", "FedAvg", "FedAvgFT", "FedBABU", "FedBN",
     "FedCAC", "FedCP", "FedExP", "FedFomo", "FedGH", "FedLAG", "FedPAC", "FedPHP", "FedPer", "FedProto", "FedProx",
     "FedRep", "FedRoD", "FedSim", "FedYogi", "LGFedAvg",

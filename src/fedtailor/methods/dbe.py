@@ -84,6 +84,9 @@ class DBE(WeightedMethod, LocalTraining):
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return {**message["params"], "memory": state["memory"]}
 
+    def init_personal(self, setup: Setup) -> Tree:
+        return {**setup.params, "memory": zero_feature(setup)}
+
     def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
         return model.head_output(personal, model.features(personal, x) + personal["memory"])
 

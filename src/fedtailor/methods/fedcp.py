@@ -77,15 +77,18 @@ class FedCP(AveragingMethod, LocalTraining):
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         (body, common), own = ctx.model.split(message["params"]), state["head"]
-        return {**body, **own, "common": common, "policy": message["policy"], "context": _context(ctx.model, own)}
+        return {**body, **own, "common": common, "policy": message["policy"]}
 
     def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
         """Use the global head as in training, not as uploaded."""
         body, _ = ctx.model.split(upload["params"])
         return self.personalize(ctx, state, upload | {"params": message["params"] | body})
 
+    def init_personal(self, setup: Setup) -> Tree:
+        return {**setup.params, "common": setup.split("head")[1], "policy": _initial_policy(setup)}
+
     def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
-        return self._outputs(model, personal, model.features(personal, x))
+        return self._outputs(model, {**personal, "context": _context(model, personal)}, model.features(personal, x))
 
     def _outputs(self, model: Model, personal: Tree, z: Tensor, noise: Tensor | float = 0.0) -> Tensor:
         """Return h_i(r⊙z) + h_g(s⊙z) with (r, s) = softmax((a + noise) / τ), a = ReLU(LN(Linear(z⊙c_i)))."""

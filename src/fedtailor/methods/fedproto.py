@@ -77,6 +77,9 @@ class FedProto(WeightedMethod, LocalTraining):
         complete = (known.present | ~classes).all()
         return {**state["params"], "prototypes": Rows(known.values, classes & complete)}
 
+    def init_personal(self, setup: Setup) -> Tree:
+        return {**setup.params, **({} if self.answer == "head" else {"prototypes": no_prototypes(setup)})}
+
     def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
         """Return −‖z − c_k‖²; classes that the client does not have rank last, at a finite distance."""
         features = model.features(personal, x)

@@ -55,6 +55,9 @@ class FedRoD(AveragingMethod, LocalTraining):
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return {**message["params"], "own_head": state["head"]}
 
+    def init_personal(self, setup: Setup) -> Tree:
+        return {**setup.params, "own_head": setup.split("head")[1]}
+
     def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
         features = model.features(personal, x)
         return model.head_output(personal, features) + model.head_output(personal["own_head"], features)

@@ -96,6 +96,9 @@ class GPFL(AveragingMethod, LocalTraining):
         """Use the context as in training."""
         return {**upload["params"], **state["head"], "valve": upload["valve"], "context": state["context"]}
 
+    def init_personal(self, setup: Setup) -> Tree:
+        return {**setup.params, "valve": self.init_server(setup)["valve"], "context": zero_feature(setup)}
+
     def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
         return model.head_output(
             personal, _apply_valve(personal["valve"], model.features(personal, x), personal["context"])

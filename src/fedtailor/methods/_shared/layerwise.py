@@ -132,6 +132,9 @@ class Layerwise(Method):
     def trained(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
         return self.wrapped.trained(ctx, state["inner"], _complete_message(state, message), upload)
 
+    def init_personal(self, setup: Setup) -> Tree:
+        return self.wrapped.init_personal(setup)
+
     def logits(self, model: Model, personal: Tree, x: Inputs) -> Tensor:
         return self.wrapped.logits(model, personal, x)
 
