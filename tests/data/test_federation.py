@@ -394,12 +394,12 @@ def test_simulate_with_too_few_outputs_names_client() -> None:
 # named data sets
 
 
-@pytest.mark.parametrize("partition", sorted(PARTITIONS))
+@pytest.mark.parametrize("partition", sorted(PARTITIONS.keys() - {"pfedme"}))
 def test_load_assigns_all_samples(partition: str) -> None:
-    fed = ft.load("digits", clients=12, partition=partition, test=0.2)
+    fed = ft.load("digits", clients=15, partition=partition, test=0.2)
     positions = torch.cat([*fed.train, *fed.test]).sort().values
     assert torch.equal(positions, torch.arange(1797)), "each sample belongs to one client"
-    for number in range(12):
+    for number in range(15):
         train, test = fed.y[fed.train[number]], fed.y[fed.test[number]]
         counts = torch.bincount(torch.cat([train, test]), minlength=10)
         assert (torch.bincount(test, minlength=10) - 0.2 * counts).abs().max() < 1 + 1e-6, (

@@ -16,6 +16,7 @@ from fedtailor.errors import FedTailorError
 from support.model_checks import is_one_sentence
 
 Labels = NDArray[np.int64]
+RANDOM_CLASSES = ["dirichlet", "iid", "pathological", "power_law"]  # partitions that divide all samples of any classes
 RNG = np.random.default_rng(5)
 
 
@@ -72,7 +73,7 @@ class Request:
 requests = st.builds(
     Request,
     clients=st.integers(1, 25),
-    partition=st.sampled_from(sorted(PARTITIONS)),
+    partition=st.sampled_from(RANDOM_CLASSES),
     alpha=st.floats(-3, 3).map(lambda power: 10.0**power),
     classes_per_client=st.none() | st.integers(1, 6),
     exponent=st.floats(0, 4) | st.just(1e6),
@@ -145,7 +146,7 @@ def test_partition_ignores_global_generators(partition: str) -> None:
 
 @pytest.mark.parametrize("partition", sorted(PARTITIONS))
 def test_partition_ignores_label_values_and_dtype(partition: str) -> None:
-    labels = shuffled_labels([40, 50, 60])
+    labels = shuffled_labels([60, 70, 80])
     plain = partition_samples(labels, 5, partition)
     for renamed in (labels * 70 - 30, labels.astype(np.uint8), labels.astype(">i2")):
         assert same_split(partition_samples(renamed, 5, partition), plain)
@@ -160,6 +161,10 @@ def test_partition_ignores_label_values_and_dtype(partition: str) -> None:
         ("dirichlet", [{"seed": 1}, {"clients": 7}, {"alpha": 0.2}, {"min_size": 45}]),
         ("pathological", [{"seed": 1}, {"clients": 7}, {"classes_per_client": 3}, {"min_size": 45}]),
         ("power_law", [{"seed": 1}, {"clients": 7}, {"classes_per_client": 3}, {"exponent": 2.0}, {"min_size": 45}]),
+        ("dirichlet", [{"cap": False}, {"min_size": 20, "redraw": True}]),
+        ("blocks", [{"seed": 1}, {"clients": 5}, {"classes_per_client": 3}]),
+        ("lognormal", [{"seed": 1}, {"clients": 7}, {"classes_per_client": 3}, {"log_std": 1.0}, {"log_mean": 1.0}]),
+        ("pfedme", [{"seed": 1}, {"clients": 7}, {"classes_per_client": 2}]),
     ],
 )
 def test_partition_depends_on_all_settings(partition: str, changes: list[dict[str, Any]]) -> None:
@@ -254,6 +259,64 @@ def test_min_size_takes_samples_from_largest_clients(exponent: float, least: int
     assert gave.any() and (after[before < least] == least).all()
     np.testing.assert_array_equal(after[~gave & (before >= least)], before[~gave & (before >= least)])
     assert after[gave].min() >= after.max() - least, "only the largest clients gave, at most `least` at a time"
+
+
+def test_redraw_takes_first_split_with_large_enough_clients() -> None:
+    labels, sizes = shuffled_labels([200] * 5), (2, 15, 30)
+    for seed in range(5):
+        kind: dict[str, Any] = {"clients": 8, "alpha": 0.3, "cap": False, "seed": seed}
+        splits = [partition_samples(labels, **kind, redraw=True, min_size=least) for least in sizes]
+        for before, after, least in zip(splits, splits[1:], sizes[1:], strict=False):
+            assert sizes_of(after).min() >= least
+            assert same_split(before, after) or sizes_of(before).min() < least, "it is not drawn again without need"
+        first = partition_samples(labels, **kind, min_size=2)
+        assert same_split(first, splits[0]) or sizes_of(first).min() == 2, "no sample is moved"
+
+
+def test_redraw_without_success_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtailor.data.partition._MAX_REDRAWS", 30)
+    labels = shuffled_labels([100] * 2)
+    message = error_message(lambda: partition_samples(labels, 8, alpha=1e-3, cap=False, redraw=True))
+    assert "None of 30 splits" in message and "redraw" in message
+
+
+# the publisher's test samples
+
+
+def marked(labels: Labels, fraction: float = 0.2) -> NDArray[np.bool_]:
+    return np.random.default_rng(1).random(len(labels)) < fraction
+
+
+@pytest.mark.parametrize("partition", sorted(PARTITIONS))
+@pytest.mark.parametrize("alpha", [0.05, 5.0])
+def test_test_samples_are_split_by_proportions_of_training_samples(partition: str, alpha: float) -> None:
+    labels = shuffled_labels([600, 700, 800, 900])
+    is_test = marked(labels)
+    owned = partition_samples(labels, 6, partition, alpha=alpha, is_test=is_test)
+    assert len(np.unique(np.concatenate(owned))) == sum(map(len, owned)), "each sample belongs to at most one client"
+    train, test = ([own[is_test[own] == side] for own in owned] for side in (False, True))
+    alone = partition_samples(labels[~is_test], 6, partition, alpha=alpha)
+    assert same_split(train, [np.flatnonzero(~is_test)[own] for own in alone]), "test samples do not matter to training"
+    groups = np.zeros_like(labels) if partition == "iid" else labels
+    kept, held = table_of(groups, train), table_of(groups, test)
+    expected = kept / np.bincount(groups[~is_test]) * np.bincount(groups[is_test])
+    assert abs(held - expected).max() <= 1 + 1e-9 and held.sum(1).min() >= 1
+    assert not held[kept == 0].any()
+
+
+def test_test_samples_of_unknown_class_have_no_client() -> None:
+    labels, is_test = np.repeat([3, 5, 9], 40), np.tile([False, True], 60)
+    is_test[labels == 5] = True
+    owned = partition_samples(labels, 2, "dirichlet", is_test=is_test)
+    assert sorted(np.concatenate(owned).tolist()) == np.flatnonzero(labels != 5).tolist()
+
+
+def test_each_client_has_test_sample_or_error() -> None:
+    labels = shuffled_labels([100, 100])
+    few = np.arange(200) < 5
+    owned = partition_samples(labels, 5, "power_law", exponent=3.0, is_test=few)
+    assert [int(few[own].sum()) for own in owned] == [1] * 5
+    assert "a test sample" in error_message(lambda: partition_samples(labels, 6, "iid", is_test=few))
 
 
 @pytest.mark.parametrize(
