@@ -47,9 +47,13 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
+REGRESSION_METRICS = {
+    "mse": as_metric("mse", lambda outputs, targets: squared_error(outputs, targets).mean()),
+    "mae": as_metric("mae", lambda outputs, targets: (outputs - targets.reshape(outputs.shape)).abs().mean()),
+}
 LOSSES: dict[str, tuple[Loss, Mapping[str, Metric]]] = {
     "classification": (cross_entropy, DEFAULT_METRICS),
-    "regression": (squared_error, {"mse": as_metric("mse", lambda o, t: squared_error(o, t).mean())}),
+    "regression": (squared_error, REGRESSION_METRICS),
 }
 
 
@@ -314,8 +318,9 @@ def wrap(
     that returns one loss per example. `metrics` are functions of all (outputs, targets) of a client that return a
     scalar; the first one ranks models. Whether a higher value is better follows from a well-known name, such as
     "accuracy" or "mae"; other metrics need `ft.Metric(function, higher_is_better=...)`. By default, the metrics are
-    accuracy, macro F1, and AUC if the targets are classes, the squared error for the loss "regression", and otherwise
-    the loss alone. `parts` lists layers for methods that split the model, such as parts={"split_input": ["camera"]}.
+    accuracy, macro F1, and AUC if the targets are classes, the mean squared and absolute errors for the loss
+    "regression", and otherwise the loss alone. `parts` lists layers for methods that split the model, such as
+    parts={"split_input": ["camera"]}.
 
     >>> wrap(nn.Sequential(nn.Linear(4, 3)), head="0").head
     '0'

@@ -13,11 +13,12 @@ from fedtailor.networks.layers import Shape, check_sizes, dense_layers, sequenti
 class Logistic:
     """Multinomial logistic regression: a linear layer."""
 
+    bias: Annotated[bool, "whether the layer has a bias"] = True
     inputs: ClassVar[str] = "numbers of any shape"
-    used_by: ClassVar[str] = "Self-FL (MNIST, FEMNIST)"
+    used_by: ClassVar[str] = "Self-FL (MNIST, FEMNIST, and, without bias, gaussian); FedLAG (rectangles)"
 
     def build(self, shape: Shape, outputs: int) -> nn.Module:
-        return sequential(flatten=nn.Flatten(), **dense_layers(prod(shape), (), outputs))
+        return sequential(flatten=nn.Flatten(), head=nn.Linear(prod(shape), outputs, bias=self.bias))
 
 
 @dataclass(frozen=True)
