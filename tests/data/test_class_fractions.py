@@ -31,7 +31,8 @@ class KnownRandom:
 def draw_counts(partition: str, random: Any, totals: list[int], clients: int, **settings: Any) -> Fractions:
     fractions = PARTITIONS[partition](random, np.array(totals), clients, SplitSettings(**settings))
     assert fractions.shape == (len(totals), clients) and (fractions.sum(1) <= 1 + 1e-12).all()
-    return fractions * np.array(totals)[:, None]
+    counts: Fractions = fractions * np.array(totals)[:, None]
+    return counts
 
 
 def test_dirichlet_without_cap_has_moments_of_dirichlet_distribution() -> None:
@@ -45,7 +46,7 @@ def test_dirichlet_without_cap_has_moments_of_dirichlet_distribution() -> None:
 def test_dirichlet_only_with_cap_limits_sizes() -> None:
     def largest(cap: bool) -> float:
         draws = [draw_counts("dirichlet", RNG(s), [100] * 10, 10, alpha=0.1, cap=cap) for s in range(50)]
-        return max(draw.sum(0).max() for draw in draws)
+        return max(float(draw.sum(0).max()) for draw in draws)
 
     assert largest(cap=True) <= 100 + 100 < 250 < largest(cap=False)
 

@@ -57,7 +57,7 @@ def test_group_owners_draws_clients_by_seed() -> None:
     ],
 )
 def test_group_owners_with_invalid_setting_names_it(settings: dict[str, int], named: str) -> None:
-    assert named in error_message(lambda: group_owners(OWNER, NAMES, **settings))  # type: ignore[arg-type]
+    assert named in error_message(lambda: group_owners(OWNER, NAMES, **settings))
 
 
 def test_read_indices_accepts_lists_names_and_test_samples(tmp_path: Path) -> None:

@@ -69,10 +69,10 @@ def test_rectangles_gradients_conflict_between_users_only() -> None:
     """Figure 2a: g_1 and g_3 conflict, and so do g_2 and g_4, but not if all users have the same distribution."""
     table = rectangles(samples=1000)
     assert isinstance(table.x, np.ndarray) and table.owner is not None
+    inputs = np.column_stack([table.x, np.ones(table.num_samples)])
 
     def cosines(owned: list[Any]) -> Any:
         """Return the cosines of the gradients of logistic regression at (w_1, w_2, b) = 0."""
-        inputs = np.column_stack([table.x, np.ones(table.num_samples)])
         grads = np.array([((0.5 - table.y[own])[:, None] * inputs[own]).mean(0) for own in owned])
         grads /= np.linalg.norm(grads, axis=1, keepdims=True)
         return grads @ grads.T

@@ -91,19 +91,22 @@ def _lognormal(random: np.random.Generator, totals: Indices, clients: int, setti
         problem = f"{totals[label]} samples of a class are too few for {owns[label].sum()} clients with {first} each"
         raise DataError(f"{problem}; use fewer clients or a smaller min_size.")
     if settings.log_mean is not None:
-        return _draw_sizes(random, totals, owns, settings)
+        return _draw_sizes(random, totals, owns, settings, settings.log_mean)
     shares = _normalize_logs(np.where(owns, random.normal(0, settings.log_std, owns.shape), -np.inf))
     rest = totals - first * owns.sum(1)
-    return (first * owns + rest[:, None] * shares) / totals[:, None]
+    fractions: Fractions = (first * owns + rest[:, None] * shares) / totals[:, None]
+    return fractions
 
 
-def _draw_sizes(random: np.random.Generator, totals: Indices, owns: Owns, settings: SplitSettings) -> Fractions:
+def _draw_sizes(
+    random: np.random.Generator, totals: Indices, owns: Owns, settings: SplitSettings, log_mean: float
+) -> Fractions:
     """Draw absolute sizes of clients, of which all classes of a client have an equal part."""
-    each, log_mean = int(owns[:, 0].sum()), settings.log_mean
+    each = int(owns[:, 0].sum())
     for _ in range(_MAX_ATTEMPTS):
         logs = np.minimum(random.normal(log_mean, settings.log_std, owns.shape[1]), np.log(totals.sum()))
         parts = np.maximum((np.exp(logs) + settings.min_size) // each, -(-settings.min_size // each))
-        counts = owns * parts
+        counts: Fractions = owns * parts
         if (counts.sum(1) <= totals).all():
             return counts / totals[:, None]
     problem = f"Clients of log-normal sizes with log_mean={log_mean} need more samples of a class than there are"

@@ -62,7 +62,7 @@ def partition_samples(
         raise unknown_name("partition", partition, PARTITIONS)
     chosen = SplitSettings(**settings)
     in_training = np.ones(len(labels), dtype=bool) if is_test is None else ~is_test
-    _check_counts(np.count_nonzero(in_training), clients, chosen.min_size)
+    _check_counts(int(in_training.sum()), clients, chosen.min_size)
     if partition != "iid" and not _are_classes(labels):
         raise DataError(f"The partition '{partition}' needs classes as labels; use 'iid' for other targets.")
     random = _generator([seed], 1)
