@@ -1,23 +1,13 @@
-"""Splits by natural owners and by files of sample indices."""
+"""Files of sample indices."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from conftest import error_message
-from fedtailor.data.client_indices import ClientIndices, group_owners, read_indices
-from fedtailor.data.partition import Indices
-
-OWNER = np.array([4, 0, 0, 1, 2, 2, 2, 4, 4, 0])  # owner 3 has no samples
-NAMES = ["ann", "bob", "cem", "dan", "eve"]
-
-
-def lists(parts: tuple[Indices, ...] | None) -> list[list[int]]:
-    assert parts is not None
-    return [part.tolist() for part in parts]
+from fedtailor.data.client_indices import ClientIndices, read_indices
 
 
 def read(folder: Path, content: Any, samples: int = 6) -> ClientIndices:
@@ -26,49 +16,22 @@ def read(folder: Path, content: Any, samples: int = 6) -> ClientIndices:
     return read_indices(path, samples)
 
 
-def test_group_owners_leaves_out_small_owners() -> None:
-    split = group_owners(OWNER, NAMES, min_size=2)
-    assert split.names == ("ann", "cem", "eve") and split.test is None
-    assert lists(split.train) == [[1, 2, 9], [4, 5, 6], [0, 7, 8]]
-
-
-def test_group_owners_joins_consecutive_owners_and_keeps_incomplete_last_group() -> None:
-    split = group_owners(OWNER, NAMES, owners_per_client=2)
-    assert split.names == ("ann to bob", "cem to dan", "eve")
-    assert lists(split.train) == [[1, 2, 3, 9], [4, 5, 6], [0, 7, 8]]
-
-
-def test_group_owners_draws_clients_by_seed() -> None:
-    owner, names = np.repeat(np.arange(30), 3), [str(number) for number in range(30)]
-    draws = [group_owners(owner, names, clients=10, seed=seed) for seed in (0, 0, 1)]
-    assert draws[0].names == draws[1].names != draws[2].names
-    for split in draws:
-        assert len(set(split.names)) == 10
-        assert [set(owner[own]) for own in split.train] == [{int(name)} for name in split.names]
-
-
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("content", "names", "samples", "test"),
     [
-        ({"owners_per_client": 0}, "owners_per_client"),
-        ({"min_size": 5}, "smaller min_size"),
-        ({"clients": 4}, "1 to 3 clients"),
-        ({"clients": 0}, "1 to 3 clients"),
+        ([[3, 0], [5]], ("0", "1"), [[3, 0], [5]], None),
+        ({"ann": [3, 0], "bob": [5]}, ("ann", "bob"), [[3, 0], [5]], None),
+        ({"train": [[3], [5]], "test": [[0, 1], []]}, ("0", "1"), [[3, 0, 1], [5]], [0, 1]),
+        ({"train": {"ann": [3]}, "test": {"ann": [0]}}, ("ann",), [[3, 0]], [0]),
+        ({"test": {"ann": [0]}, "train": {"ann": [3]}}, ("ann",), [[3, 0]], [0]),
     ],
 )
-def test_group_owners_with_invalid_setting_names_it(settings: dict[str, int], named: str) -> None:
-    assert named in error_message(lambda: group_owners(OWNER, NAMES, **settings))
-
-
-def test_read_indices_accepts_lists_names_and_test_samples(tmp_path: Path) -> None:
-    split = read(tmp_path, [[3, 0], [5]])
-    assert (split.names, lists(split.train), split.test) == (("0", "1"), [[3, 0], [5]], None)
-    split = read(tmp_path, {"ann": [3, 0], "bob": [5]})
-    assert (split.names, lists(split.train), split.test) == (("ann", "bob"), [[3, 0], [5]], None)
-    split = read(tmp_path, {"train": [[3], [5]], "test": [[0, 1], []]})
-    assert (split.names, lists(split.train), lists(split.test)) == (("0", "1"), [[3], [5]], [[0, 1], []])
-    split = read(tmp_path, {"train": {"ann": [3]}, "test": {"ann": [0]}})
-    assert (split.names, lists(split.train), lists(split.test)) == (("ann",), [[3]], [[0]])
+def test_read_indices_accepts_lists_names_and_test_samples(
+    tmp_path: Path, content: Any, names: tuple[str, ...], samples: list[list[int]], test: list[int] | None
+) -> None:
+    split = read(tmp_path, content)
+    assert (split.names, [own.tolist() for own in split.samples]) == (names, samples)
+    assert (None if split.is_test is None else split.is_test.nonzero()[0].tolist()) == test
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """Data sets with natural clients, the publisher's test set, and the cache of their tables."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+import fedtailor as ft
 from conftest import error_message
 from fedtailor.data.cache import ensure_cached, read_cached
 from fedtailor.data.dataset import OwnedData, PartitionedData
@@ -47,6 +49,37 @@ def test_publishers_test_set_is_divided_like_the_training_set_or_common_to_all()
     assert common is not None and common.tolist() == list(range(4, 60, 5))
     both = People(folder="x", test="publisher", common_test="publisher")
     assert "not both" in error_message(both.load)
+
+
+def test_several_owners_may_be_one_client() -> None:
+    fed = People(folder="x", owners_per_client=2).load()
+    assert fed.names == ("ann to bob", "eve") and [len(own) for own in fed.train] == [22, 22]
+
+
+def test_clients_have_the_samples_that_a_file_lists(tmp_path: Path) -> None:
+    path = tmp_path / "split.json"
+    path.write_text(json.dumps({"train": {"a": [9, 3], "b": [20]}, "test": {"a": [7], "b": []}}), encoding="utf-8")
+    fed = People(folder="x", partition="indices", indices=str(path)).load()
+    assert fed.names == ("a", "b") and [own.tolist() for own in (*fed.train, *fed.test)] == [[9, 3], [20], [7], []]
+    path.write_text(json.dumps([[4, 5, 6, 9], [10, 14, 15]]), encoding="utf-8")
+    fed = People(folder="x", partition="indices", indices=str(path), test="publisher").load()
+    assert [own.tolist() for own in (*fed.train, *fed.test)] == [[5, 6], [10, 15], [4, 9], [14]]
+    fed = People(folder="x", partition="indices", indices=str(path), test=0.5).load()
+    assert [len(own) for own in fed.train] == [2, 2] or [len(own) for own in fed.train] == [2, 1]
+    for data in (People(folder="x", partition="indices"), People(folder="x", indices=str(path))):
+        assert "data.indices" in error_message(data.load)
+
+
+def test_settings_of_partitions_reach_the_split() -> None:
+    def sizes(**settings: Any) -> list[int]:
+        fed = ft.load("digits", clients=10, **settings)
+        return [len(train) + len(test) for train, test in zip(fed.train, fed.test, strict=True)]
+
+    assert min(sizes(alpha=0.3, min_size=100)) == 100, "samples are moved"
+    assert min(sizes(alpha=0.3, min_size=100, redraw=True)) > 100, "another split is drawn"
+    assert max(sizes(alpha=0.1)) < 2 * 180 < max(sizes(alpha=0.1, cap=False))
+    assert max(sizes(partition="lognormal", log_std=0.1)) < 2 * min(sizes(partition="lognormal", log_std=0.1))
+    assert sum(sizes(partition="lognormal", log_mean=3.0, log_std=0.5)) < 1000
 
 
 def test_data_without_test_set_or_owners_says_so() -> None:

@@ -13,8 +13,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import fedtailor as ft
 from conftest import error_message
+from fedtailor.data.class_fractions import PARTITIONS
 from fedtailor.data.image_datasets import MNIST
-from fedtailor.data.partition import PARTITIONS
 from fedtailor.data.sample_table import SampleTable
 from support.datasets import ListDataset
 

@@ -4,26 +4,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedtailor as ft
 from conftest import error_message
-from fedtailor.data.generated import gaussian, rectangles
+from fedtailor.data.generated import Gaussian, Rectangles
 from fedtailor.data.partition import partition_samples
-from fedtailor.data.sample_table import SampleTable
-
-
-def federation(table: SampleTable) -> ft.Federation:
-    """Return the owners as clients, with the marked test samples."""
-    assert table.owner is not None and table.is_test is not None and isinstance(table.x, np.ndarray)
-    clients = []
-    for client in range(len(table.owner_names)):
-        train, test = ((table.owner == client) & (table.is_test == side) for side in (False, True))
-        clients.append((table.x[train], table.y[train], table.x[test], table.y[test]))
-    return ft.Federation.from_arrays(clients)
 
 
 def test_gaussian_has_variances_of_both_levels() -> None:
-    table = gaussian(clients=4000, center=1.6, between=0.25, within=0.1, sizes=(10, 20), scaled=False)
+    table = Gaussian(clients=4000, between=0.25, scaled=False).read()
     assert table.owner is not None and table.is_test is not None
     theta, samples, own = table.y[table.is_test], table.y[~table.is_test], table.owner[~table.is_test]
     assert abs(theta.mean() - 1.6) < 0.05 and abs(theta.var() - 0.25) < 0.03, "about six standard errors"
@@ -36,7 +26,7 @@ def test_gaussian_has_variances_of_both_levels() -> None:
 
 def test_gaussian_gradient_is_that_of_paper() -> None:
     """Equation 5: the gradient of the local objective is (θ − θ_m^(L)) / σ_m² with σ_m² = 0.1 / N_m."""
-    fed, plain = (federation(gaussian(clients=3, sizes=(4, 9), scaled=scaled)) for scaled in (True, False))
+    fed, plain = (ft.load("gaussian", clients=3, largest=30, scaled=scaled) for scaled in (True, False))
     for client in range(3):
         ctx, params = ft.example_client(ft.network("logistic", fed, bias=False), fed, client)
         samples = plain.y[plain.train[client]]
@@ -46,7 +36,7 @@ def test_gaussian_gradient_is_that_of_paper() -> None:
 
 def test_gaussian_test_error_is_error_of_parameter() -> None:
     """Local training ends at the client's mean, and its error on the test sample is the distance to θ_m."""
-    fed, plain = (federation(gaussian(clients=3, between=1.0, scaled=scaled)) for scaled in (True, False))
+    fed, plain = (ft.load("gaussian", clients=3, between=1.0, scaled=scaled) for scaled in (True, False))
     method = ft.methods.Local(lr=1e-3, steps=100)
     run = ft.simulate(method, ft.network("logistic", fed, bias=False), fed, rounds=2, batch_size=20)
     splits = zip(plain.train, plain.test, strict=True)
@@ -55,7 +45,7 @@ def test_gaussian_test_error_is_error_of_parameter() -> None:
 
 
 def test_rectangles_have_common_and_own_boundaries() -> None:
-    table = rectangles(samples=1000, noise=0.2)
+    table = Rectangles(points=1000).read()
     assert isinstance(table.x, np.ndarray) and table.owner is not None
     x, y = table.x.T
     assert abs(((y > 0) == (table.y == 1)).mean() - 0.8) < 0.04
@@ -67,7 +57,7 @@ def test_rectangles_have_common_and_own_boundaries() -> None:
 
 def test_rectangles_gradients_conflict_between_users_only() -> None:
     """Figure 2a: g_1 and g_3 conflict, and so do g_2 and g_4, but not if all users have the same distribution."""
-    table = rectangles(samples=1000)
+    table = Rectangles(points=1000).read()
     assert isinstance(table.x, np.ndarray) and table.owner is not None
     inputs = np.column_stack([table.x, np.ones(table.num_samples)])
 
@@ -82,24 +72,33 @@ def test_rectangles_gradients_conflict_between_users_only() -> None:
     assert cosines(partition_samples(table.y, 4, "iid")).min() > 0.3
 
 
-@pytest.mark.parametrize("make", [gaussian, rectangles])
-def test_generated_data_depend_on_seed_only(make: Any) -> None:
-    first, again, other = make(seed=1), make(seed=1), make(seed=2)
-    assert np.array_equal(first.x, again.x) and np.array_equal(first.y, again.y)
-    assert not np.array_equal(first.x, other.x)
+def test_rectangles_are_users_or_pooled() -> None:
+    assert ft.load("rectangles").names == ("1", "2", "3", "4")
+    pooled = ft.load("rectangles", partition="iid", clients=4)
+    for train in pooled.train:
+        x = pooled.x[train, 0]
+        assert float(x.min()) < -6 and float(x.max()) > 6, "each client has points of all users"
+
+
+@pytest.mark.parametrize("name", ["gaussian", "rectangles"])
+def test_generated_data_depend_on_seed(name: str) -> None:
+    first, again, other = (ft.load(name, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.x, again.x) and torch.equal(first.y, again.y)
+    assert not torch.equal(first.y, other.y) or not torch.equal(first.x, other.x)
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "named"),
+    ("name", "settings", "named"),
     [
-        (gaussian, {"clients": 0}, "client"),
-        (gaussian, {"sizes": (0, 3)}, "sizes"),
-        (gaussian, {"sizes": (5, 3)}, "sizes"),
-        (gaussian, {"between": -1.0}, "between"),
-        (gaussian, {"within": 0.0}, "within"),
-        (rectangles, {"samples": 1}, "samples"),
-        (rectangles, {"noise": 1.5}, "noise"),
+        ("gaussian", {"clients": 0}, "data.clients"),
+        ("gaussian", {"smallest": 0}, "data.smallest"),
+        ("gaussian", {"smallest": 30}, "data.smallest must be at most data.largest"),
+        ("gaussian", {"between": -1.0}, "data.between"),
+        ("gaussian", {"within": 0.0}, "data.within"),
+        ("rectangles", {"points": 0}, "data.points"),
+        ("rectangles", {"noise": 1.5}, "data.noise"),
+        ("rectangles", {"clients": 5}, "4 owners"),
     ],
 )
-def test_generated_data_with_invalid_setting_name_it(make: Any, settings: dict[str, Any], named: str) -> None:
-    assert named in error_message(lambda: make(**settings))
+def test_generated_data_with_invalid_setting_name_it(name: str, settings: dict[str, Any], named: str) -> None:
+    assert named in error_message(lambda: ft.load(name, **settings))

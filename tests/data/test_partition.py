@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from conftest import error_message
-from fedtailor.data.partition import PARTITIONS, Indices, group_by_owner, hold_out, partition_samples
+from fedtailor.data.class_fractions import PARTITIONS, Indices
+from fedtailor.data.partition import divide_like, hold_out, partition_samples
 from fedtailor.errors import FedTailorError
 from support.model_checks import is_one_sentence
 
@@ -283,40 +284,29 @@ def test_redraw_without_success_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 # the publisher's test samples
 
 
-def marked(labels: Labels, fraction: float = 0.2) -> NDArray[np.bool_]:
-    return np.random.default_rng(1).random(len(labels)) < fraction
-
-
 @pytest.mark.parametrize("partition", sorted(PARTITIONS))
-@pytest.mark.parametrize("alpha", [0.05, 5.0])
-def test_test_samples_are_split_by_proportions_of_training_samples(partition: str, alpha: float) -> None:
+def test_divide_like_keeps_proportions_of_classes(partition: str) -> None:
     labels = shuffled_labels([600, 700, 800, 900])
-    is_test = marked(labels)
-    owned = partition_samples(labels, 6, partition, alpha=alpha, is_test=is_test)
-    assert len(np.unique(np.concatenate(owned))) == sum(map(len, owned)), "each sample belongs to at most one client"
-    train, test = ([own[is_test[own] == side] for own in owned] for side in (False, True))
-    alone = partition_samples(labels[~is_test], 6, partition, alpha=alpha)
-    assert same_split(train, [np.flatnonzero(~is_test)[own] for own in alone]), "test samples do not matter to training"
-    groups = np.zeros_like(labels) if partition == "iid" else labels
-    kept, held = table_of(groups, train), table_of(groups, test)
-    expected = kept / np.bincount(groups[~is_test]) * np.bincount(groups[is_test])
-    assert abs(held - expected).max() <= 1 + 1e-9 and held.sum(1).min() >= 1
-    assert not held[kept == 0].any()
+    is_test = np.random.default_rng(1).random(len(labels)) < 0.2
+    train = [np.flatnonzero(~is_test)[own] for own in partition_samples(labels[~is_test], 6, partition)]
+    test = divide_like(labels, train, np.flatnonzero(is_test), seed=0)
+    assert sorted(np.concatenate(test).tolist()) == np.flatnonzero(is_test).tolist(), (
+        "each sample belongs to one client"
+    )
+    kept, held = table_of(labels, train), table_of(labels, test)
+    assert abs(held - kept / kept.sum(0) * held.sum(0)).max() <= 1 + 1e-9
+    assert same_split(test, divide_like(labels, train, np.flatnonzero(is_test), seed=0))
 
 
-def test_test_samples_of_unknown_class_have_no_client() -> None:
-    labels, is_test = np.repeat([3, 5, 9], 40), np.tile([False, True], 60)
-    is_test[labels == 5] = True
-    owned = partition_samples(labels, 2, "dirichlet", is_test=is_test)
-    assert sorted(np.concatenate(owned).tolist()) == np.flatnonzero(labels != 5).tolist()
+def test_divide_like_leaves_out_classes_that_no_client_has() -> None:
+    labels = np.array([0, 0, 2, 2, 0, 1, 2])
+    test = divide_like(labels, [np.array([0, 1]), np.array([2, 3])], np.array([4, 5, 6]), seed=0)
+    assert [own.tolist() for own in test] == [[4], [6]]
 
 
-def test_each_client_has_test_sample_or_error() -> None:
-    labels = shuffled_labels([100, 100])
-    few = np.arange(200) < 5
-    owned = partition_samples(labels, 5, "power_law", exponent=3.0, is_test=few)
-    assert [int(few[own].sum()) for own in owned] == [1] * 5
-    assert "a test sample" in error_message(lambda: partition_samples(labels, 6, "iid", is_test=few))
+def test_divide_like_with_regression_targets_keeps_sizes() -> None:
+    test = divide_like(RNG.normal(size=60), [np.arange(10), np.arange(10, 40)], np.arange(40, 60), seed=0)
+    assert sizes_of(test).tolist() == [5, 15]
 
 
 @pytest.mark.parametrize(
@@ -408,36 +398,3 @@ def test_hold_out_depends_on_seed_client_and_fraction() -> None:
 def test_hold_out_with_regression_targets(targets: NDArray[Any]) -> None:
     kept, held = hold_out(targets, np.arange(20), 0.25, (0, 0))
     assert sorted([*kept, *held]) == list(range(20)) and len(held) == 5
-
-
-@settings(max_examples=100)
-@given(st.lists(st.integers(-20, 20), min_size=1) | st.lists(st.text("ab1é", max_size=3), min_size=1))
-def test_group_by_owner_returns_indices_of_each_owner(owners: list[Any]) -> None:
-    names, owned = group_by_owner(owners)
-    assert names == [str(owner) for owner in sorted(set(owners))]
-    assert sorted(np.concatenate(owned).tolist()) == list(range(len(owners)))
-    assert all(str(owners[i]) == name for name, own in zip(names, owned, strict=True) for i in own)
-
-
-def test_group_by_owner_accepts_list_array_and_tensor() -> None:
-    numbers = [10, 9, 10, 2]
-    for owners in (numbers, np.array(numbers), torch.tensor(numbers), list(np.array(numbers)), tuple(numbers)):
-        names, owned = group_by_owner(owners)  # type: ignore[arg-type]
-        assert names == ["2", "9", "10"], "numbers are sorted numerically"
-        assert [own.tolist() for own in owned] == [[3], [1], [0, 2]]
-
-
-@pytest.mark.parametrize(
-    ("owners", "named"),
-    [
-        (["ann", None], "sample 1"),
-        (["ann", float("nan")], "sample 1"),
-        ([float("nan"), 1.0], "sample 0"),
-        ([("ann", 1), ("ann", 2)], "sample 0"),
-        (np.zeros((3, 2)), "sample 0"),
-        (["ann", 3], "all strings or all numbers"),
-        ([], "no samples"),
-    ],
-)
-def test_group_by_owner_with_invalid_owner_raises(owners: Any, named: str) -> None:
-    assert named in error_message(lambda: group_by_owner(owners))

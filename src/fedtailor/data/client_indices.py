@@ -1,14 +1,15 @@
-"""Splits that are given: by the natural owners of samples, or by a user's file of sample indices."""
+"""The user's own split: a file of sample indices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtailor.core.untrusted_input import parse_json, read_text
-from fedtailor.data.partition import Indices, group_samples
+from fedtailor.data.class_fractions import Indices
 from fedtailor.data.samples import check_owned, client_names
 from fedtailor.errors import DataError, reason
 
@@ -17,43 +18,11 @@ _MAX_BYTES = 2**30  # of a file of indices; 100 million samples
 
 @dataclass(frozen=True, eq=False)
 class ClientIndices:
-    """The samples of each client: for training, and for testing if these are given as well."""
+    """The samples of each client, and whether a sample is for testing, if the file says so."""
 
     names: tuple[str, ...]
-    train: tuple[Indices, ...]  # all samples of each client if `test` is None
-    test: tuple[Indices, ...] | None = None
-
-
-def group_owners(
-    owner: Indices,
-    names: Sequence[str],
-    *,
-    owners_per_client: int = 1,
-    clients: int | None = None,
-    min_size: int = 2,
-    seed: int = 0,
-) -> ClientIndices:
-    """Return clients that each have the samples of one owner, or of several consecutive ones.
-
-    `owner` has the number of each sample's owner in `names`. Clients with fewer than `min_size` samples are left out,
-    and of the others, `clients` are drawn at random; by default, all remain.
-
-    >>> group_owners(np.array([0, 0, 1, 2, 2, 3]), ["ann", "bob", "cem", "dan"], owners_per_client=2).names
-    ('ann to bob', 'cem to dan')
-    """
-    if owners_per_client < 1:
-        raise DataError(f"owners_per_client must be at least 1, got {owners_per_client}.")
-    groups = group_samples(owner // owners_per_client, -(-len(names) // owners_per_client))
-    large = np.array([number for number, own in enumerate(groups) if len(own) >= min_size], dtype=np.int64)
-    if not len(large):
-        raise DataError(f"No owner has {min_size} samples; use a smaller min_size or more owners_per_client.")
-    if clients is not None:
-        if not 1 <= clients <= len(large):
-            raise DataError(f"There are owners for 1 to {len(large)} clients with {min_size} samples, got {clients}.")
-        large = np.sort(np.random.default_rng([seed, 3]).permutation(large)[:clients])
-    chosen = [names[number * owners_per_client :][:owners_per_client] for number in large.tolist()]
-    labels = tuple(group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}" for group in chosen)
-    return ClientIndices(labels, tuple(groups[number] for number in large.tolist()))
+    samples: list[Indices]
+    is_test: NDArray[np.bool_] | None = None
 
 
 def read_indices(path: Path, samples: int) -> ClientIndices:
@@ -67,19 +36,19 @@ def read_indices(path: Path, samples: int) -> ClientIndices:
         content = parse_json(text)
     except ValueError as error:
         raise DataError(f"{where} is not valid JSON: {reason(error)}.") from error
-    if not (isinstance(content, dict) and content.keys() == {"train", "test"}):
-        names, train = _clients(content, where, samples)
-        check_owned(train, names, samples)
-        return ClientIndices(names, train)
-    names, train = _clients(content["train"], where, samples)
-    test_names, test = _clients(content["test"], where, samples)
-    if names != test_names:
+    has_parts = isinstance(content, dict) and content.keys() == {"train", "test"}
+    contents = [content["train"], content["test"]] if has_parts else [content]
+    parts = [_clients(part, where, samples) for part in contents]
+    names = parts[0][0]
+    if any(others != names for others, _ in parts):
         raise DataError(f"{where} must contain the same clients, in the same order, in 'train' and in 'test'.")
-    check_owned([np.concatenate(pair) for pair in zip(train, test, strict=True)], names, samples)
-    return ClientIndices(names, train, test)
+    owned = [np.concatenate(own) for own in zip(*(rows for _, rows in parts), strict=True)]
+    check_owned(owned, names, samples)
+    is_test = np.isin(np.arange(samples), np.concatenate(parts[1][1])) if has_parts else None
+    return ClientIndices(names, owned, is_test)
 
 
-def _clients(content: Any, where: str, samples: int) -> tuple[tuple[str, ...], tuple[Indices, ...]]:
+def _clients(content: Any, where: str, samples: int) -> tuple[tuple[str, ...], list[Indices]]:
     if not isinstance(content, list | Mapping):
         raise DataError(f"{where} must contain one list of sample indices per client, got {type(content).__name__}.")
     names = client_names(list(content) if isinstance(content, Mapping) else None, len(content))
@@ -88,4 +57,4 @@ def _clients(content: Any, where: str, samples: int) -> tuple[tuple[str, ...], t
         if not isinstance(row, list) or not all(type(index) is int and 0 <= index < samples for index in row):
             expected = f"a list of sample indices from 0 to {samples - 1}"
             raise DataError(f"{where} must contain {expected} for client {name}.")
-    return names, tuple(np.array(row, dtype=np.int64) for row in rows)
+    return names, [np.array(row, dtype=np.int64) for row in rows]

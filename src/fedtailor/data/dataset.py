@@ -1,6 +1,7 @@
 """Base classes of data sets. Each data set is a frozen dataclass of settings, like a method or a network."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,20 +10,17 @@ from numpy.typing import NDArray
 
 from fedtailor.core.fields import check_fields
 from fedtailor.data.cache import download_folder, ensure_cached, folder_fingerprint, is_cached, read_cached
+from fedtailor.data.class_fractions import PARTITIONS, Indices, SplitSettings
+from fedtailor.data.client_indices import read_indices
 from fedtailor.data.federation import Federation
-from fedtailor.data.partition import (
-    PARTITIONS,
-    Indices,
-    choose_owners,
-    divide_like,
-    hold_out_common,
-    partition_samples,
-)
+from fedtailor.data.owners import choose_owners
+from fedtailor.data.partition import divide_like, hold_out_common, partition_samples
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.data.source import RemoteFile, Source
 from fedtailor.errors import DataError, unknown_name
 
 BY_OWNER = "by_owner"
+BY_INDICES = "indices"
 PUBLISHER = "publisher"
 
 
@@ -92,11 +90,21 @@ class PartitionedData(Data):
     std: ClassVar[tuple[float, ...] | None] = None
 
     clients: Annotated[int | None, "number of clients; with by_owner, none: all owners"] = 20
-    partition: Annotated[str, f"{', '.join(PARTITIONS)}, or {BY_OWNER}"] = "dirichlet"
+    partition: Annotated[str, f"{', '.join(PARTITIONS)}, {BY_OWNER}, or {BY_INDICES}: docs/splits.md"] = "dirichlet"
     alpha: Annotated[float, "of dirichlet; small: clients with few classes each, large: similar clients"] = 0.1
-    classes_per_client: Annotated[int | None, "of pathological (default 2) and power_law (default all)"] = None
+    cap: Annotated[bool, "of dirichlet; clients that have 1/clients of all samples get no more"] = True
+    classes_per_client: Annotated[
+        int | None, "of pathological, blocks, and lognormal (default 2), pfedme (3), and power_law (all)"
+    ] = None
     exponent: Annotated[float, "of power_law"] = 1.0
+    log_std: Annotated[float, "of lognormal and pfedme, standard deviation of the logarithm of sizes"] = 2.0
+    log_mean: Annotated[float | None, "of lognormal, mean of the logarithm of sizes; none: all samples are divided"] = (
+        None
+    )
+    owners_per_client: Annotated[int, "of by_owner"] = 1
+    indices: Annotated[str | None, "of indices, a JSON file with one list of sample indices per client"] = None
     min_size: Annotated[int, "minimum number of samples per client"] = 10
+    redraw: Annotated[bool, "draw again if a client is smaller than min_size, instead of moving samples to it"] = False
     test: Annotated[
         float | Literal["publisher"],
         "fraction of each client's samples that is held out for testing; publisher: its own test set, divided alike",
@@ -114,8 +122,7 @@ class PartitionedData(Data):
         self._check_settings()  # before a download
         table, seed = self.read(), self.seed or 0
         rest, common = self._take_common_test(table, seed)
-        names, owned = self._assign(table, rest, seed)
-        test: Any = _publisher_test(self, table) if self.test == PUBLISHER else self.test
+        names, owned, test = self._assign(table, rest, seed)
         return Federation.from_owners(
             table.x, table.y, owned, names=names, test=test, seed=seed, classes=table.classes,
             regression=table.classes is None, common_test=common, mean=self.mean, std=self.std,
@@ -132,9 +139,11 @@ class PartitionedData(Data):
     def _check_settings(self) -> None:
         if self.partition == BY_OWNER and not self.owners:
             raise DataError(f"{self.name} has no owners to split by; use Federation.from_dataset(dataset, owners).")
-        if self.partition not in (*PARTITIONS, BY_OWNER):
-            raise unknown_name("partition", self.partition, [*PARTITIONS, *[BY_OWNER] * bool(self.owners)])
-        if self.clients is None and self.partition != BY_OWNER:
+        if self.partition not in (*PARTITIONS, BY_OWNER, BY_INDICES):
+            raise unknown_name("partition", self.partition, [*PARTITIONS, *[BY_OWNER] * bool(self.owners), BY_INDICES])
+        if (self.partition == BY_INDICES) != (self.indices is not None):
+            raise DataError("The partition 'indices' needs data.indices, a JSON file, and no other partition has it.")
+        if self.clients is None and self.partition in PARTITIONS:
             raise DataError(f"The partition '{self.partition}' needs data.clients, the number of clients.")
         if self.test == self.common_test == PUBLISHER:
             raise DataError("The publisher's test set is either data.test or data.common_test, not both.")
@@ -149,23 +158,29 @@ class PartitionedData(Data):
             return every[~is_test], every[is_test]
         return hold_out_common(table.y, every, self.common_test, seed)
 
-    def _assign(self, table: SampleTable, samples: Indices, seed: int) -> tuple[list[str] | None, list[Indices]]:
-        """Return the names of the clients, if they have any, and the indices of their samples."""
+    def _assign(
+        self, table: SampleTable, samples: Indices, seed: int
+    ) -> tuple[Sequence[str] | None, list[Indices], Any]:
+        """Return the names of the clients, if they have any, the indices of their samples, and which of these are for
+        testing: a fraction of them, or one boolean per sample."""
+        test: Any = _publisher_test(self, table) if self.test == PUBLISHER else self.test
+        if self.indices is not None:
+            given = read_indices(Path(self.indices), table.num_samples)
+            return given.names, given.samples, test if given.is_test is None else given.is_test
         if self.partition == BY_OWNER and table.owner is not None:
-            chosen, owned = choose_owners(table.owner[samples], self.clients, self.min_size, seed)
-            return [table.owner_names[owner] for owner in chosen], [samples[own] for own in owned]
+            names, owned = choose_owners(
+                table.owner[samples], table.owner_names, self.clients, self.owners_per_client, self.min_size, seed
+            )
+            return names, [samples[own] for own in owned], test
         if self.test != PUBLISHER:
-            return None, self._partition(table, samples, seed)
-        is_test = _publisher_test(self, table)[samples]
-        owned = self._partition(table, samples[~is_test], seed)
-        held = divide_like(table.y, owned, samples[is_test], seed)
-        return None, [np.concatenate(pair) for pair in zip(owned, held, strict=True)]
+            return None, self._partition(table, samples, seed), test
+        owned = self._partition(table, samples[~test[samples]], seed)
+        held = divide_like(table.y, owned, samples[test[samples]], seed)
+        return None, [np.concatenate(pair) for pair in zip(owned, held, strict=True)], test
 
     def _partition(self, table: SampleTable, samples: Indices, seed: int) -> list[Indices]:
-        owned = partition_samples(
-            table.y[samples], self.clients or 0, self.partition, alpha=self.alpha,
-            classes_per_client=self.classes_per_client, exponent=self.exponent, min_size=self.min_size, seed=seed,
-        )  # fmt: skip
+        settings = {f.name: getattr(self, f.name) for f in fields(SplitSettings)}
+        owned = partition_samples(table.y[samples], self.clients or 0, self.partition, seed=seed, **settings)
         return [samples[own] for own in owned]
 
 

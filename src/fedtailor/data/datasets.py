@@ -6,6 +6,7 @@ from typing import Any
 from fedtailor.data.dataset import Data
 from fedtailor.data.feature_datasets import CremaD, CrisisMMD
 from fedtailor.data.federation import Federation
+from fedtailor.data.generated import Gaussian, Rectangles
 from fedtailor.data.image_datasets import CIFAR10, CIFAR100, EMNIST, MNIST, Digits, FashionMNIST, TinyImageNet
 from fedtailor.data.sensor_datasets import HAPT, KUHAR
 from fedtailor.data.user_data import FileData, FolderData, PFLlibData
@@ -15,6 +16,7 @@ DATASETS: dict[str, type[Data]] = {
     kind.name: kind
     for kind in (
         Digits, FashionMNIST, MNIST, EMNIST, CIFAR10, CIFAR100, TinyImageNet, HAPT, KUHAR, CremaD, CrisisMMD,
+        Gaussian, Rectangles,
         FolderData, PFLlibData, FileData,
     )
 }  # fmt: skip

@@ -19,7 +19,8 @@ from fedtailor.data.client_arrays import ClientArrays
 from fedtailor.data.client_stream import ClientStream, targets_of
 from fedtailor.data.conversion import encode_labels, resolve_targets, to_inputs, to_targets, warn_if_random
 from fedtailor.data.normalization import channel_statistics
-from fedtailor.data.partition import hold_out, samples_by_client
+from fedtailor.data.owners import samples_by_client
+from fedtailor.data.partition import hold_out
 from fedtailor.data.samples import (
     COMMON_TEST_SET,
     CommonTest,

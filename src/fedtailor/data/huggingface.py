@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.core.model import Inputs
+from fedtailor.data.class_fractions import Indices
 from fedtailor.data.conversion import encode_labels, to_inputs, to_targets
-from fedtailor.data.partition import Indices, group_by_owner, hold_out
+from fedtailor.data.owners import group_by_owner
+from fedtailor.data.partition import hold_out
 from fedtailor.errors import ConfigError, DataError
 
 try:

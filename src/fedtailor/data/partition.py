@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.data.class_fractions import PARTITIONS as PARTITIONS
-from fedtailor.data.class_fractions import Fractions, SplitSettings
-from fedtailor.data.class_fractions import Indices as Indices
+from fedtailor.data.class_fractions import PARTITIONS, Indices, SplitSettings
 from fedtailor.errors import DataError, unknown_name
 
 _MAX_ATTEMPTS = 20  # of assigning classes to clients
@@ -21,13 +19,7 @@ _MAX_REDRAWS = 10_000  # Dir(0.1) of CIFAR-10 over 50 clients with 129 samples o
 
 
 def partition_samples(
-    labels: NDArray[Any],
-    clients: int,
-    partition: str = "dirichlet",
-    *,
-    seed: int = 0,
-    is_test: NDArray[np.bool_] | None = None,
-    **settings: Any,
+    labels: NDArray[Any], clients: int, partition: str = "dirichlet", *, seed: int = 0, **settings: Any
 ) -> list[Indices]:
     """Return the indices of each client's samples; the settings are the fields of `SplitSettings`.
 
@@ -50,9 +42,6 @@ def partition_samples(
     With `redraw`, the whole split is drawn again instead. If after 20 attempts, or 10,000 with `redraw`, a client still
     has too few samples, `DataError` is raised.
 
-    `is_test` marks the publisher's test samples. They are split separately, by the same proportions as the others. Then
-    `min_size` is the minimum number of training samples, and every client also has at least one test sample.
-
     >>> [len(own) for own in partition_samples(np.zeros(40, int), 4, "iid")]
     [10, 10, 10, 10]
     """
@@ -61,49 +50,28 @@ def partition_samples(
     if partition not in PARTITIONS:
         raise unknown_name("partition", partition, PARTITIONS)
     chosen = SplitSettings(**settings)
-    in_training = np.ones(len(labels), dtype=bool) if is_test is None else ~is_test
-    _check_counts(int(in_training.sum()), clients, chosen.min_size)
+    _check_counts(len(labels), clients, chosen.min_size)
     if partition != "iid" and not _are_classes(labels):
         raise DataError(f"The partition '{partition}' needs classes as labels; use 'iid' for other targets.")
-    random = _generator([seed], 1)
-    class_of = np.zeros(len(labels), np.int64) if partition == "iid" else _number_classes(labels, in_training)
-    parts = [_group_part(class_of, part) for part in ([in_training] if is_test is None else [in_training, is_test])]
+    random = make_generator([seed], 1)
+    class_of = np.zeros(len(labels), np.int64) if partition == "iid" else np.unique(labels, return_inverse=True)[1]
     for _ in range(_MAX_REDRAWS if chosen.redraw else _MAX_ATTEMPTS):
-        counts = _draw_counts(random, parts, clients, partition, chosen)
+        counts = _draw_counts(random, np.bincount(class_of), clients, partition, chosen)
         if counts is not None:
-            return _assign_samples(random, parts, counts, len(labels))
-    raise _too_small(chosen, with_test=is_test is not None)
-
-
-def group_by_owner(owners: Sequence[Any]) -> tuple[list[str], list[Indices]]:
-    """Return the sorted distinct owners as names, and the indices of each owner's samples.
-
-    >>> group_by_owner(["b", "a", "b"])[0]
-    ['a', 'b']
-    """
-    # arrays, tensors, and columns of data frames have `tolist`
-    plain = owners.tolist() if hasattr(owners, "tolist") else list(owners)
-    for sample, owner in enumerate(plain):
-        if not isinstance(owner, str | int | float | np.generic) or owner != owner:  # NaN: missing in a data frame
-            raise DataError(f"The owner of sample {sample} must be a string or a number, got {owner!r}.")
-    if not plain:
-        raise DataError("There are no samples, so there are no clients.")
-    try:
-        known = sorted(set(plain))
-    except TypeError as error:
-        raise DataError("Owners must be all strings or all numbers, not a mix of both.") from error
-    number = {owner: client for client, owner in enumerate(known)}
-    return [str(owner) for owner in known], group_samples(np.array([number[owner] for owner in plain]))
+            return _assign_samples(random, class_of, counts)
+    raise _too_small(chosen)
 
 
 def divide_like(labels: NDArray[Any], owned: Sequence[Indices], others: Indices, seed: int) -> list[Indices]:
-    """Divide other samples, such as a test set, in the proportions in which the clients have each class.
+    """Divide other samples, such as a test set, in the proportions in which the clients have each class, or all samples
+    if the labels are not classes.
 
     >>> labels = np.array([0, 0, 0, 0, 1, 0, 0, 1])
     >>> [len(own) for own in divide_like(labels, [np.arange(2), np.arange(2, 5)], np.arange(5, 8), seed=0)]
     [1, 2]
     """
-    random = _generator([seed], 4)
+    random = make_generator([seed], 4)
+    labels = labels if _are_classes(labels) else np.zeros(len(labels), np.int64)
     classes = int(labels.max()) + 1
     counts = np.array([np.bincount(labels[own], minlength=classes) for own in owned])  # [clients, classes]
     parts: list[list[Indices]] = [[] for _ in owned]
@@ -118,42 +86,6 @@ def divide_like(labels: NDArray[Any], owned: Sequence[Indices], others: Indices,
     return [np.sort(np.concatenate([np.empty(0, np.int64), *part])) for part in parts]
 
 
-def choose_owners(
-    owner: NDArray[np.int64], clients: int | None, min_size: int, seed: int
-) -> tuple[list[int], list[Indices]]:
-    """Return the owners with at least `min_size` samples, or `clients` of them drawn at random, and the indices of each
-    one's samples.
-
-    >>> choose_owners(np.array([0, 1, 1, 2, 2, 2]), None, 2, seed=0)[0]
-    [1, 2]
-    """
-    members = _members(owner)
-    large = [number for number, own in enumerate(members) if len(own) >= min_size]
-    if not large or (clients is not None and not 1 <= clients <= len(large)):
-        found = f"{len(large):,} owners have {min_size} samples or more"
-        raise DataError(f"{found}; set data.clients from 1 to that number, or a smaller data.min_size.")
-    if clients is not None:
-        large = sorted(_generator([seed], 3).choice(large, clients, replace=False).tolist())
-    return large, [members[number] for number in large]
-
-
-def samples_by_client(owners: Sequence[Any], samples: int) -> tuple[list[str], list[Indices]]:
-    """Return the clients' names and the indices of their samples, given one owner per sample, or one list of sample
-    indices per client.
-
-    >>> samples_by_client(["b", "a", "b"], 3)[0], samples_by_client([[0, 2], [1]], 3)[0]
-    (['a', 'b'], ['0', '1'])
-    """
-    if len(owners) and all(not isinstance(own, str) and np.ndim(own) == 1 for own in owners):
-        return [str(client) for client in range(len(owners))], [np.asarray(own, dtype=np.int64) for own in owners]
-    if len(owners) != samples:
-        raise DataError(
-            f"There are {samples} samples but {len(owners)} owners; give one owner per sample, or one list of sample "
-            "indices per client."
-        )
-    return group_by_owner(owners)
-
-
 def hold_out(labels: NDArray[Any], samples: Indices, fraction: float, seed: Sequence[int]) -> tuple[Indices, Indices]:
     """Split a client's samples into (kept, held out) with the same proportions of classes in both.
 
@@ -162,7 +94,7 @@ def hold_out(labels: NDArray[Any], samples: Indices, fraction: float, seed: Sequ
     """
     if fraction <= 0 or len(samples) < 2:
         return samples, samples[:0]
-    random = _generator(seed, 2)
+    random = make_generator(seed, 2)
     shuffled = random.permutation(samples)
     if _are_classes(labels):
         shuffled = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -190,7 +122,8 @@ def _are_classes(labels: NDArray[Any]) -> bool:
     return labels.ndim == 1 and labels.dtype.kind in "iub"
 
 
-def _generator(seed: Sequence[int], salt: int) -> np.random.Generator:
+def make_generator(seed: Sequence[int], salt: int) -> np.random.Generator:
+    """Return the generator of one use, the salt, of a seed."""
     if min(seed) < 0:
         raise DataError(f"seed must be an integer of at least 0, got {min(seed)}.")
     return np.random.default_rng([*seed, salt])
@@ -207,49 +140,25 @@ def _check_counts(samples: int, clients: int, min_size: int) -> None:
         raise DataError(f"{samples} samples are too few for {clients} clients with {min_size} samples each; {hint}.")
 
 
-def _too_small(settings: SplitSettings, with_test: bool) -> DataError:
-    needed = f"{settings.min_size} samples{' and a test sample' if with_test else ''}"
+def _too_small(settings: SplitSettings) -> DataError:
     if settings.redraw:
-        fix = "use fewer clients, a smaller min_size, or redraw=false"
-        return DataError(f"None of {_MAX_REDRAWS:,} splits gives every client {needed}; {fix}.")
-    problem = f"Not all clients can have {needed} of {settings.classes_per_client or 2} classes"
+        problem = f"None of {_MAX_REDRAWS:,} splits gives every client {settings.min_size} samples"
+        return DataError(f"{problem}; use fewer clients, a smaller min_size, or redraw=false.")
+    problem = f"Not all clients can have {settings.min_size} samples of {settings.classes_per_client or 2} classes"
     return DataError(f"{problem}; use fewer clients, more classes_per_client, or a smaller min_size.")
 
 
-def _number_classes(labels: NDArray[Any], in_training: NDArray[np.bool_]) -> Indices:
-    """Return the number of each sample's class among the classes of the training samples; -1 for other classes."""
-    known = np.unique(labels[in_training])
-    numbers = np.minimum(np.searchsorted(known, labels), len(known) - 1)
-    return np.where(known[numbers] == labels, numbers, -1)
-
-
-def _group_part(class_of: Indices, part: NDArray[np.bool_]) -> list[Indices]:
-    """Return the samples of each class in a part of the data."""
-    samples = np.flatnonzero(part & (class_of >= 0))
-    return [samples[group] for group in group_samples(class_of[samples], int(class_of.max()) + 1)]
-
-
 def _draw_counts(
-    random: np.random.Generator, parts: list[list[Indices]], clients: int, partition: str, settings: SplitSettings
-) -> list[Indices] | None:
-    """Draw one table of sample counts [classes, clients] per part of the data; None if a client has too few samples."""
-    totals = [np.array([len(group) for group in part]) for part in parts]
-    fractions = PARTITIONS[partition](random, totals[0], clients, settings)
-    tables = [_count_samples(fractions, totals[0])]
-    allowed = fractions > 0 if partition != "dirichlet" else np.ones(fractions.shape, dtype=bool)
-    if settings.redraw:
-        is_valid = bool(tables[0].sum(0).min() >= settings.min_size)
-    else:
-        is_valid = _fill_small_clients(tables[0], allowed, settings.min_size)
-    for test_totals in totals[1:]:
-        tables.append(_count_samples(tables[0] / totals[0][:, None], test_totals))
-        is_valid = is_valid and _fill_small_clients(tables[1], tables[0] > 0, 1)
-    return tables if is_valid else None
-
-
-def _count_samples(fractions: Fractions, totals: Indices) -> Indices:
+    random: np.random.Generator, totals: Indices, clients: int, partition: str, settings: SplitSettings
+) -> Indices | None:
+    """Draw the numbers of samples [classes, clients]; return None if a client has too few samples."""
+    fractions = PARTITIONS[partition](random, totals, clients, settings)
     cuts = np.round(np.cumsum(fractions, axis=1) * totals[:, None]).astype(np.int64)
-    return np.diff(cuts, axis=1, prepend=0)
+    counts = np.diff(cuts, axis=1, prepend=0)
+    if settings.redraw:
+        return counts if counts.sum(0).min() >= settings.min_size else None
+    allowed = fractions > 0 if partition != "dirichlet" else np.ones(fractions.shape, dtype=bool)
+    return counts if _fill_small_clients(counts, allowed, settings.min_size) else None
 
 
 def _fill_small_clients(counts: Indices, allowed: NDArray[np.bool_], min_size: int) -> bool:
@@ -291,18 +200,19 @@ def _largest_donor(heap: list[tuple[int, int]], row: Indices, sizes: Indices, mi
 
 
 def group_samples(group: Indices, groups: int = 0) -> list[Indices]:
-    """Return the sorted members of group 0, group 1, and so on."""
+    """Return the sorted members of group 0, group 1, and so on.
+
+    >>> [members.tolist() for members in group_samples(np.array([1, 0, 1]))]
+    [[1], [0, 2]]
+    """
     ends = np.cumsum(np.bincount(group, minlength=groups))
     return np.split(np.argsort(group, kind="stable"), ends[:-1])
 
 
-def _assign_samples(
-    random: np.random.Generator, parts: list[list[Indices]], counts: list[Indices], samples: int
-) -> list[Indices]:
-    """Assign the shuffled samples of each part and class to clients according to the tables of counts."""
-    clients = np.arange(counts[0].shape[1])
-    group = np.zeros(samples, np.int64)  # 0: no client
-    for part, table in zip(parts, counts, strict=True):
-        for own, row in zip(part, table, strict=True):
-            group[random.permutation(own)[: row.sum()]] = np.repeat(clients + 1, row)
+def _assign_samples(random: np.random.Generator, class_of: Indices, counts: Indices) -> list[Indices]:
+    """Assign the shuffled samples of each class to clients according to the table of counts."""
+    clients = np.arange(counts.shape[1])
+    group = np.zeros_like(class_of)  # 0: no client
+    for samples, row in zip(group_samples(class_of), counts, strict=True):
+        group[random.permutation(samples)[: row.sum()]] = np.repeat(clients + 1, row)
     return group_samples(group, len(clients) + 1)[1:]

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.core.model import Inputs
-from fedtailor.data.partition import Indices, hold_out_common
+from fedtailor.data.class_fractions import Indices
+from fedtailor.data.partition import hold_out_common
 from fedtailor.errors import DataError
 
 COMMON_TEST_SET = "The common test set"  # in error messages
