@@ -15,6 +15,7 @@ import fedtailor as ft
 from conftest import error_message
 from fedtailor.data.class_fractions import PARTITIONS
 from fedtailor.data.image_datasets import MNIST
+from fedtailor.data.normalization import NORMALIZATIONS
 from fedtailor.data.sample_table import SampleTable
 from support.datasets import ListDataset
 
@@ -337,18 +338,29 @@ def test_mean_and_std_of_wrong_length_raise() -> None:
         assert "channel" in error_message(lambda field=field: build([images], **{field: (0.1, 0.2)}))  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("per", ["channel", "pixel"])
 @pytest.mark.parametrize(("dtype", "shape"), [(np.uint8, (3, 5, 4)), (np.float32, (2, 6)), (np.float64, (7,))])
-def test_with_normalization_gives_channels_mean_0_and_std_1_over_training_data(dtype: Any, shape: Any) -> None:
+def test_with_normalization_gives_mean_0_and_std_1_over_training_data(dtype: Any, shape: Any, per: Any) -> None:
     random = np.random.default_rng(0)
     scale = (1 + np.arange(shape[0])).reshape(-1, *[1] * (len(shape) - 1))
 
     def samples(count: int, shift: int) -> tuple[np.ndarray, np.ndarray]:
         return (random.integers(0, 50, (count, *shape)) * scale + shift).astype(dtype), np.zeros(count, int)
 
-    fed = build([(*samples(size, size), *samples(2, 90)) for size in (5, 30)]).with_normalization()
-    x = fed.make_preprocessing(torch.float64, CPU)(fed.x[torch.cat(fed.train)]).transpose(0, 1).flatten(1)
-    assert torch.allclose(x.mean(1), torch.zeros(shape[0]).double(), atol=1e-4)
-    assert torch.allclose(x.std(1, correction=0), torch.ones(shape[0]).double(), atol=1e-4)
+    fed = build([(*samples(size, size), *samples(2, 90)) for size in (5, 30)]).with_normalization(per)
+    x = fed.make_preprocessing(torch.float64, CPU)(fed.x[torch.cat(fed.train)])
+    x = x.transpose(0, 1).flatten(1) if per == "channel" else x.flatten(1).T  # one row per channel or pixel
+    assert torch.allclose(x.mean(1), torch.zeros(len(x)).double(), atol=1e-4)
+    assert torch.allclose(x.std(1, correction=0), torch.ones(len(x)).double(), atol=1e-4)
+
+
+def test_with_normalization_half_maps_bytes_from_minus_1_to_1_and_none_from_0() -> None:
+    x, y = np.array([[[0, 255]], [[51, 204]]], np.uint8)[None], np.zeros(1, int)
+    fed = build([(x, y, x, y)], mean=(0.1, 0.2), std=(0.3, 0.4))
+    half, none = (fed.with_normalization(kind) for kind in ("half", "none"))  # type: ignore[arg-type]
+    expected = torch.tensor([[[-1.0, 1.0]], [[-0.6, 0.6]]])
+    assert torch.allclose(half.make_preprocessing(torch.float32, CPU)(fed.x)[0], expected)
+    assert torch.allclose(none.make_preprocessing(torch.float32, CPU)(fed.x)[0], (expected + 1) / 2)
 
 
 def test_with_normalization_keeps_constant_channels_finite_and_large_offsets_exact() -> None:
@@ -366,10 +378,12 @@ def test_with_normalization_of_tokens_or_several_parts_raises() -> None:
 
 
 def test_load_with_normalize_is_recorded_and_reproduced() -> None:
-    fed = ft.load("digits", clients=3, normalize=True)
-    again = ft.load(**fed.settings)
-    assert fed.mean is not None and (fed.mean, fed.std) == (again.mean, again.std)
-    assert ft.load("digits", clients=3).with_normalization().settings == fed.settings
+    for kind in NORMALIZATIONS:
+        fed = ft.load("digits", clients=3, normalize=kind)
+        again = ft.load(**fed.settings)
+        assert (fed.mean, fed.std) == (again.mean, again.std) and (fed.mean is None) == (kind == "none")
+        assert ft.load("digits", clients=3).with_normalization(kind).settings == fed.settings  # type: ignore[arg-type]
+    assert "normalization 'True'" in error_message(lambda: ft.load("digits", normalize=True))
 
 
 def test_simulate_on_bytes_equals_scaled_floats() -> None:

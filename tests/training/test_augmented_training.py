@@ -117,7 +117,7 @@ def test_resume_continues_with_augmentation_and_same_bits(tmp_path: Path) -> Non
             engine="sequential", augmentation=augmentation, on_round_end=on_round_end,
         )  # fmt: skip
 
-    fed = ft.load("digits", clients=3, normalize=True)
+    fed = ft.load("digits", clients=3, normalize="channel")
     expected = run(tmp_path / "whole")
     with pytest.raises(KeyError):
         run(tmp_path / "stopped", stop=True)
@@ -130,10 +130,10 @@ def test_resume_continues_with_augmentation_and_same_bits(tmp_path: Path) -> Non
 
 
 def test_flags_and_settings_make_augmentation() -> None:
-    words = ["--augmentation.flip", "true", "--augmentation.crop", "4", "--data.normalize", "true"]
+    words = ["--augmentation.flip", "true", "--augmentation.crop", "4", "--data.normalize", "channel"]
     experiment = make_experiment(parse_overrides(words).apply_to({}))
     assert experiment.augmentation == ft.Augmentation(flip=True, crop=4)
-    assert experiment.data.normalize  # type: ignore[union-attr]
+    assert experiment.data.normalize == "channel"  # type: ignore[union-attr]
     assert make_experiment({"augmentation": {"cutout": 2}}).augmentation == ft.Augmentation(cutout=2)
 
 

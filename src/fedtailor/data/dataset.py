@@ -13,6 +13,7 @@ from fedtailor.data.cache import download_folder, ensure_cached, folder_fingerpr
 from fedtailor.data.class_fractions import PARTITIONS, Indices, SplitSettings
 from fedtailor.data.client_indices import read_indices
 from fedtailor.data.federation import Federation
+from fedtailor.data.normalization import NORMALIZATIONS, Normalization
 from fedtailor.data.owners import choose_owners
 from fedtailor.data.partition import divide_like, hold_out_common, partition_samples
 from fedtailor.data.sample_table import SampleTable
@@ -22,6 +23,7 @@ from fedtailor.errors import DataError, unknown_name
 BY_OWNER = "by_owner"
 BY_INDICES = "indices"
 PUBLISHER = "publisher"
+PUBLISHED = "published"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +39,10 @@ class Data:
 
     seed: Annotated[int | None, "of the split; default: the run's seed"] = None
     normalize: Annotated[
-        bool, "normalize each channel by its mean and standard deviation over the training samples of all clients"
-    ] = False
+        Literal["published"] | Normalization,
+        "mean and standard deviation of inputs: published (none if there are none), none, half (0.5 and 0.5), or those "
+        "of each channel or each pixel over the training samples of all clients",
+    ] = "published"
 
     def __post_init__(self) -> None:
         check_fields(self, "data.")
@@ -46,10 +50,10 @@ class Data:
     def load(self) -> Federation:
         """Return the federation that these settings describe."""
         fed = self.make_federation()
-        return fed.with_normalization() if self.normalize else fed
+        return fed if self.normalize == "published" else fed.with_normalization(self.normalize)
 
     def make_federation(self) -> Federation:
-        """Return the federation before the normalization that `normalize` asks for."""
+        """Return the federation with its published normalization."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:

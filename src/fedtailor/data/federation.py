@@ -6,7 +6,7 @@ it keeps its dtype until a batch is made.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from math import inf, isfinite
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedtailor.core.model import Inputs
 from fedtailor.data.client_arrays import ClientArrays
 from fedtailor.data.client_stream import ClientStream, targets_of
 from fedtailor.data.conversion import encode_labels, resolve_targets, to_inputs, to_targets, warn_if_random
-from fedtailor.data.normalization import channel_statistics
+from fedtailor.data.normalization import Normalization, input_statistics
 from fedtailor.data.owners import samples_by_client
 from fedtailor.data.partition import hold_out
 from fedtailor.data.samples import (
@@ -48,8 +48,8 @@ class Federation:
     names: tuple[str, ...]
     classes: int | None
     class_names: tuple[str, ...] | None = None  # if the labels were text
-    mean: tuple[float, ...] | None = None  # per channel, subtracted when a batch is made
-    std: tuple[float, ...] | None = None  # per channel, divided by after that
+    mean: tuple[float, ...] | None = None  # per channel or pixel, subtracted when a batch is made
+    std: tuple[float, ...] | None = None  # per channel or pixel, divided by after that
     settings: Mapping[str, Any] = field(default_factory=dict)  # how the federation was made, for the run folder
     common_test: Tensor | None = None  # indices of test samples that belong to no client, for all personal models
     stored: StoredSamples | None = None  # what is recorded about x and y if they are from a federation file
@@ -105,21 +105,28 @@ class Federation:
         train, test = (tuple(own[client] for client in clients) for own in (self.train, self.test))
         return replace(self, train=train, test=test, names=tuple(self.names[client] for client in clients))
 
-    def with_normalization(self) -> "Federation":
-        """Return the federation with `mean` and `std` computed per channel from the training samples of all clients.
+    def with_normalization(self, kind: Normalization = "channel") -> "Federation":
+        """Return the federation with another normalization; a batch then contains (x - mean) / std.
 
-        A batch then contains (x - mean) / std. This is for simulations: it reads the data of all clients, also of those
-        that are held out later, and the result is the same for all of them. Clients of a real federation cannot compute
-        it without sharing statistics of their data; there, use published values.
+        - `channel`: the mean and standard deviation of each channel over the training samples of all clients.
+        - `pixel`: those of each number of an input.
+        - `half`: 0.5 and 0.5, so that bytes become numbers from -1 to 1.
+        - `none`: inputs are not normalized; bytes become numbers from 0 to 1.
+
+        `channel` and `pixel` are for simulations: they read the data of all clients, also of those that are held out
+        later, and the result is the same for all of them. Clients of a real federation cannot compute it without
+        sharing statistics of their data; there, use published values.
 
         >>> x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([0, 1])
         >>> Federation.from_arrays([(x, y, x, y), (x + 2, y, x, y)]).with_normalization().mean
         (2.0,)
         """
+        settings = {**self.settings, "normalize": kind} if self.settings else {}  # as in `Data`
+        if kind == "none":
+            return replace(self, mean=None, std=None, settings=settings)
         if isinstance(self.x, dict) or not (self.x.dtype == torch.uint8 or self.x.is_floating_point()):
             raise DataError("with_normalization needs inputs with a single part of bytes or floats; omit it here.")
-        mean, std = channel_statistics(self.x, torch.cat(self.train))
-        settings = {**self.settings, "normalize": True} if self.settings else {}  # as in `Data`
+        mean, std = ((0.5,), (0.5,)) if kind == "half" else input_statistics(self.x, torch.cat(self.train), kind)
         return replace(self, mean=mean, std=std, settings=settings)
 
     def find_owner(self, marked: Tensor) -> str:
@@ -135,11 +142,11 @@ class Federation:
         """Return the function that converts stored samples to inputs of a model.
 
         It maps bytes to numbers from 0 to 1, converts floats to the dtype of the run, and leaves other integers
-        (tokens, lengths) unchanged. Then it normalizes the channels by mean and standard deviation.
+        (tokens, lengths) unchanged. Then it normalizes the channels or pixels by mean and standard deviation.
         """
         max_byte = torch.tensor(255, dtype=dtype, device=device)  # in this dtype, so that the quotient has it as well
-        mean = _per_channel(self.mean, self.shape, dtype, device)
-        std = _per_channel(self.std, self.shape, dtype, device)
+        mean = _as_inputs(self.mean, self.shape, dtype, device)
+        std = _as_inputs(self.std, self.shape, dtype, device)
 
         def prepare_part(part: Tensor) -> Tensor:
             if part.dtype == torch.uint8:
@@ -184,8 +191,8 @@ class Federation:
 
         Integer targets are classes, numbered from 0, and text targets are the names of classes. Float targets are for
         regression; `regression` says so if they could also be class numbers. `classes` is the number of classes if some
-        have no samples. `mean` and `std`, with one number per channel, normalize the inputs; `with_normalization`
-        computes them.
+        have no samples. `mean` and `std`, with one number per channel or per pixel, normalize the inputs;
+        `with_normalization` computes them.
 
         >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
         >>> Federation.from_arrays([(x, y, x, y)]).num_clients
@@ -488,20 +495,23 @@ def _list(common_test: Tensor | None) -> list[Tensor]:
     return [] if common_test is None else [common_test]
 
 
-def _per_channel(
+def _as_inputs(
     values: tuple[float, ...] | None, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
+    """Return numbers per channel or per pixel as a tensor that can be combined with inputs."""
     if values is None or shape is None:
         return None
-    return torch.tensor(values, dtype=dtype, device=device).reshape(-1, *[1] * (len(shape) - 1))
+    is_per_pixel = len(values) > 1 and len(values) == prod(shape)
+    return torch.tensor(values, dtype=dtype, device=device).reshape(
+        shape if is_per_pixel else (-1, *[1] * (len(shape) - 1))
+    )
 
 
 def _check(fed: Federation) -> None:
     for values in (fed.mean, fed.std):
-        if values is not None and (fed.shape is None or len(values) not in {1, *fed.shape[:1]}):
-            raise DataError(
-                f"mean and std need one value per channel, for inputs with a single part, got {len(values)} values."
-            )
+        if values is not None and (fed.shape is None or len(values) not in {1, *fed.shape[:1], prod(fed.shape)}):
+            expected = "one value per channel or per pixel, for inputs with a single part"
+            raise DataError(f"mean and std need {expected}, got {len(values)} values.")
     if not all(map(isfinite, fed.mean or ())) or not all(0 < value < inf for value in fed.std or ()):
         raise DataError(f"mean must be finite, and std finite and above 0, got {fed.mean} and {fed.std}.")
     if fed.class_names is not None and len(fed.class_names) != fed.classes:
