@@ -40,8 +40,8 @@ class Data:
     seed: Annotated[int | None, "of the split; default: the run's seed"] = None
     normalize: Annotated[
         Literal["published"] | Normalization,
-        "mean and standard deviation of inputs: published (none if there are none), none, half (0.5 and 0.5), or those "
-        "of each channel or each pixel over the training samples of all clients",
+        "mean and standard deviation of inputs: published (if there are any), none, half (0.5 and 0.5), or channel or "
+        "pixel (those of the training samples of all clients)",
     ] = "published"
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ class GeneratedData(PartitionedData):
     """Samples that are drawn at random, with their clients."""
 
     network: ClassVar[str | None] = "logistic"
-    license: ClassVar[str] = "none needed"
+    license: ClassVar[str] = "none"
 
     partition: Annotated[str, "by_owner: the clients of the model; others pool their samples"] = BY_OWNER
     min_size: Annotated[int, "minimum number of samples per client"] = 2
@@ -37,14 +37,10 @@ class Gaussian(GeneratedData):
     `smallest` to `largest`. Its only test sample is (1, θ_m), so that the mean absolute error is |weight − θ_m|. A
     training sample is (1, z); if `scaled`, both numbers are multiplied by √(N_m / (2 · within)). Up to a constant, the
     mean squared error is then the local objective of Equation 4: (weight − mean of z)² / (2 σ_m²), σ_m² = within / N_m.
-
-    >>> Gaussian(clients=3, smallest=5, largest=5).load()
-    Federation(3 clients, 15 training and 3 test samples, numbers as targets, inputs 1)
     """
 
     name: ClassVar[str] = "gaussian"
-    samples: ClassVar[str] = "10 to 20 per client"
-    owners: ClassVar[str] = "20 clients by default"
+    owners: ClassVar[str] = "20 clients"
     publisher: ClassVar[str] = "generated (Self-FL)"
 
     clients: Annotated[PositiveInt, "number of clients"] = 20
@@ -84,13 +80,9 @@ class Rectangles(GeneratedData):
     Over all users, class 1 is above y = 0 and class 0 below, for x from −8 to 8, except for the fraction `noise` of the
     points, which are on the other side. Each user has `points` points around an own boundary, x = −6, −2, 2, or 6, that
     separates its classes without error: users 1 and 2 have class 1 on the left, users 3 and 4 on the right.
-
-    >>> Rectangles(points=40).load()
-    Federation(4 clients, 120 training and 40 test samples, 2 classes, inputs 2)
     """
 
     name: ClassVar[str] = "rectangles"
-    samples: ClassVar[str] = "200 per user"
     owners: ClassVar[str] = "4 users"
     publisher: ClassVar[str] = "generated (FedLAG)"
 
