@@ -63,6 +63,27 @@ def test_saved_experiment_reproduces_the_run(tmp_path: Path) -> None:
     assert all(a["per_client"] == b["per_client"] and a["clients"] == b["clients"] for a, b in pairs)
 
 
+@pytest.mark.parametrize(
+    ("flags", "clients"),
+    [
+        ("--data digits --data.partition indices --data.indices split.json --data.normalize pixel", ("ann", "bob")),
+        ("--data rectangles --data.owners-per-client 2 --data.normalize half", ("1 to 2", "3 to 4")),
+        ("--data gaussian --data.clients 2 --network logistic --network.bias false", ("0", "1")),
+        ("--data digits --data.clients 2 --data.cap false --data.min-size 300 --data.redraw true", ("0", "1")),
+    ],
+)
+def test_saved_split_reproduces_the_run(
+    flags: str, clients: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("split.json").write_text('{"ann": [0, 1, 2, 3, 4], "bob": [9, 8, 7, 6, 5]}', encoding="utf-8")
+    experiment = make_experiment(parse_overrides(f"--rounds 2 {flags}".split()).apply_to({}))
+    assert experiment.load().names == clients
+    first = experiment.run(folder=tmp_path / "run")
+    again = make_experiment(read_experiment_file(tmp_path / "run" / "experiment.toml")).run()
+    assert [record["per_client"] for record in first.records] == [record["per_client"] for record in again.records]
+
+
 def test_split_depends_on_seed_unless_data_seed_is_set() -> None:
     sizes = [[len(own) for own in make_experiment(s).load().train] for s in ({"seed": 1}, {"seed": 2}, {"seed": 1})]
     assert sizes[0] != sizes[1] and sizes[0] == sizes[2]
