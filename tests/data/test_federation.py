@@ -357,7 +357,7 @@ def test_with_normalization_gives_mean_0_and_std_1_over_training_data(dtype: Any
 def test_with_normalization_half_maps_bytes_from_minus_1_to_1_and_none_from_0() -> None:
     x, y = np.array([[[0, 255]], [[51, 204]]], np.uint8)[None], np.zeros(1, int)
     fed = build([(x, y, x, y)], mean=(0.1, 0.2), std=(0.3, 0.4))
-    half, none = (fed.with_normalization(kind) for kind in ("half", "none"))  # type: ignore[arg-type]
+    half, none = (fed.with_normalization(kind) for kind in ("half", "none"))
     expected = torch.tensor([[[-1.0, 1.0]], [[-0.6, 0.6]]])
     assert torch.allclose(half.make_preprocessing(torch.float32, CPU)(fed.x)[0], expected)
     assert torch.allclose(none.make_preprocessing(torch.float32, CPU)(fed.x)[0], (expected + 1) / 2)

@@ -23,7 +23,6 @@ from fedtailor.errors import DataError, unknown_name
 BY_OWNER = "by_owner"
 BY_INDICES = "indices"
 PUBLISHER = "publisher"
-PUBLISHED = "published"
 
 
 @dataclass(frozen=True, kw_only=True)

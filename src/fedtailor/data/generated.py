@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from fedtailor.core.fields import Fraction, NonNegative, Positive, PositiveInt, check_fields
-from fedtailor.data.dataset import BY_OWNER, PUBLISHER, PartitionedData
+from fedtailor.data.dataset import BY_OWNER, PartitionedData
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError
 
@@ -52,7 +52,7 @@ class Gaussian(GeneratedData):
     scaled: Annotated[bool, "scale samples, so that the loss is the paper's local objective; false: x is 1"] = True
     test: Annotated[
         float | Literal["publisher"], "publisher: the true parameter of each client; or a fraction of its samples"
-    ] = PUBLISHER
+    ] = "publisher"
 
     def read(self) -> SampleTable:
         if self.smallest > self.largest:
