@@ -38,7 +38,7 @@ class Data:
 
     seed: Annotated[int | None, "of the split; default: the run's seed"] = None
     normalize: Annotated[
-        Literal["published"] | Normalization,
+        Literal["published", Normalization],
         "mean and standard deviation of inputs: published (if there are any), none, half (0.5 and 0.5), or channel or "
         "pixel (those of the training samples of all clients)",
     ] = "published"

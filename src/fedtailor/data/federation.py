@@ -4,6 +4,7 @@ All samples are in one tensor, and a client is two lists of indices. The data is
 it keeps its dtype until a batch is made.
 """
 
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import inf, isfinite, prod
@@ -513,7 +514,8 @@ def _check(fed: Federation) -> None:
             expected = "one value per channel or per pixel, for inputs with a single part"
             raise DataError(f"mean and std need {expected}, got {len(values)} values.")
     if not all(map(isfinite, fed.mean or ())) or not all(0 < value < inf for value in fed.std or ()):
-        raise DataError(f"mean must be finite, and std finite and above 0, got {fed.mean} and {fed.std}.")
+        got = f"{reprlib.repr(fed.mean)} and {reprlib.repr(fed.std)}"
+        raise DataError(f"mean must be finite, and std finite and above 0, got {got}.")
     if fed.class_names is not None and len(fed.class_names) != fed.classes:
         raise DataError(f"There are {len(fed.class_names)} names of classes, but classes is {fed.classes}.")
     for name, own in zip(fed.names, fed.train, strict=True):
