@@ -264,5 +264,5 @@ class OwnedData(PublishedData):
     """A published data set with natural clients, such as writers or patients, which are the default clients."""
 
     clients: Annotated[int | None, "number of clients; with by_owner, none: all owners, else drawn at random"] = None
-    partition: Annotated[str, f"{BY_OWNER}, {', '.join(PARTITIONS)}"] = BY_OWNER
+    partition: Annotated[str, f"{BY_OWNER}, {', '.join(PARTITIONS)}, or {BY_INDICES}: docs/splits.md"] = BY_OWNER
     min_size: Annotated[int, "minimum number of samples per client; with by_owner, smaller owners are left out"] = 2

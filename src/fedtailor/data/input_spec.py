@@ -28,8 +28,8 @@ class InputSpec:
     parts: Mapping[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape of one sample)
     classes: int | None  # None: regression
     targets: int = 1  # values per sample in regression
-    mean: tuple[float, ...] | None = None  # per channel, subtracted
-    std: tuple[float, ...] | None = None  # per channel, divided by
+    mean: tuple[float, ...] | None = None  # per channel or pixel, subtracted
+    std: tuple[float, ...] | None = None  # per channel or pixel, divided by
     class_names: tuple[str, ...] | None = None  # if the labels were text
     dtype_is_assumed: bool = False  # a deployed client's folder does not contain the dtype
 

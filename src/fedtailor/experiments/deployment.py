@@ -63,8 +63,8 @@ class Inputs:
     shape: Annotated[_Shape, "of one sample"] = (1, 28, 28)
     classes: Annotated[_Classes, "number of classes; 0: targets are real numbers"] = 10
     targets: Annotated[PositiveInt, "real numbers per sample if there are no classes"] = 1
-    mean: Annotated[tuple[float, ...] | None, "per channel, subtracted from inputs"] = None
-    std: Annotated[tuple[float, ...] | None, "per channel, inputs are divided by it"] = None
+    mean: Annotated[tuple[float, ...] | None, "per channel or pixel, subtracted from inputs"] = None
+    std: Annotated[tuple[float, ...] | None, "per channel or pixel, inputs are divided by it"] = None
     test: Annotated[InnerFraction, "fraction of samples for testing, unless a client's file selects them"] = 0.25
 
     def __post_init__(self) -> None:
