@@ -383,7 +383,7 @@ def test_load_with_normalize_is_recorded_and_reproduced() -> None:
         again = ft.load(**fed.settings)
         assert (fed.mean, fed.std) == (again.mean, again.std) and (fed.mean is None) == (kind == "none")
         assert ft.load("digits", clients=3).with_normalization(kind).settings == fed.settings  # type: ignore[arg-type]
-    assert "normalization 'True'" in error_message(lambda: ft.load("digits", normalize=True))
+    assert "data.normalize" in error_message(lambda: ft.load("digits", normalize=True))
 
 
 def test_simulate_on_bytes_equals_scaled_floats() -> None:

@@ -13,7 +13,7 @@ from fedtailor.data.cache import download_folder, ensure_cached, folder_fingerpr
 from fedtailor.data.class_fractions import PARTITIONS, Indices, SplitSettings
 from fedtailor.data.client_indices import read_indices
 from fedtailor.data.federation import Federation
-from fedtailor.data.normalization import NORMALIZATIONS, Normalization
+from fedtailor.data.normalization import Normalization
 from fedtailor.data.owners import choose_owners
 from fedtailor.data.partition import divide_like, hold_out_common, partition_samples
 from fedtailor.data.sample_table import SampleTable

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
-from fedtailor.core.fields import Fraction, NonNegative, Positive, PositiveInt, check_fields
+from fedtailor.core.fields import Fraction, NonNegative, Positive, PositiveInt
 from fedtailor.data.dataset import BY_OWNER, PartitionedData
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError
@@ -24,9 +24,6 @@ class GeneratedData(PartitionedData):
 
     partition: Annotated[str, "by_owner: the clients of the model; others pool their samples"] = BY_OWNER
     min_size: Annotated[int, "minimum number of samples per client"] = 2
-
-    def __post_init__(self) -> None:
-        check_fields(self, "data.")
 
 
 @dataclass(frozen=True, kw_only=True)
