@@ -7,8 +7,9 @@ python benchmarks/averaged.py all --workers 8      # all methods on one of the s
 python benchmarks/averaged.py activity --workers 8 # activities of thirty people, one client each
 python benchmarks/averaged.py show                 # print the tables
 
-Every run is one line of benchmarks/results/averaged.jsonl. Runs that are there are skipped, so the script can be
-stopped at any time and started again, also on another machine.
+A run evaluates each client's model as it last trained it and the mean of its models: the mean changes nothing in
+training, so both have the numbers of separate runs. Every run is one line of benchmarks/results/averaged.jsonl. Runs
+that are there are skipped, so the script can be stopped at any time and started again, also on another machine.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from typing import Any
 import torch
 
 import fedtailor as ft
+from fedtailor.core.trees import Tree, select
 from fedtailor.methods import METHODS, Averaged
 
 RESULTS = Path(__file__).parent / "results" / "averaged.jsonl"
@@ -36,6 +38,22 @@ METHOD_NAMES = ("local", "fedavg", "fedrep", "fedbabu", "fedala", "fedapa", "fed
 TUNING_SEED, TEST_SEEDS = 0, (20, 21, 22)
 RATES, DECAYS, MEMORIES = (0.02, 0.05), (0.0, 1e-3), (0.5, 0.8, 0.9, 0.95, 0.98)
 UNSUITABLE = ("centralized", "averaged")
+KINDS = ("plain", "mean")
+
+
+@dataclass(frozen=True)
+class Both(Averaged):
+    """Averaged personal models that are evaluated as `trained`, with the last trained models as `received`."""
+
+    def init_client(self, setup: ft.Setup) -> Tree:
+        return super().init_client(setup) | {"last": self.init_personal(setup)}
+
+    def train(self, ctx: ft.ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
+        new, upload = super().train(ctx, state, message)
+        return new | {"last": self.inner.trained(ctx, new["inner"], message, upload)}, upload
+
+    def personalize(self, ctx: ft.ClientContext, state: Tree, message: Tree) -> Tree:
+        return select(state["count"] > 0, state["last"], super().personalize(ctx, state, message))
 
 
 @dataclass(frozen=True)
@@ -47,10 +65,10 @@ class Job:
     partition: str  # dirichlet (alpha 0.1), pathological (2 classes per client), or by_owner
     clients: int
     method: str
-    memory: float  # 0: without the mean
     lr: float
     weight_decay: float
     seed: int
+    memory: float = 0.9
 
     @property
     def rounds(self) -> int:
@@ -70,8 +88,7 @@ class Job:
         known = {f.name for f in fields(kind)} - kind.fixed_settings.keys()
         wanted = {"lr": self.lr, "weight_decay": self.weight_decay, "epochs": 2}
         wanted |= {"sampled": True} if self.method == "local" else {}
-        inner = kind(**{name: value for name, value in wanted.items() if name in known})
-        return Averaged(inner, memory=self.memory) if self.memory else inner
+        return Both(kind(**{name: value for name, value in wanted.items() if name in known}), memory=self.memory)
 
 
 def settings() -> Iterator[tuple[str, str, int]]:
@@ -92,53 +109,55 @@ def tuning_jobs() -> Iterator[Job]:
         for method in METHOD_NAMES if setting[2] == 20 else ():
             for lr in RATES:
                 for decay in decays(method):
-                    for memory in (0.0, 0.9):
-                        yield Job("tune", *setting, method, memory, lr, decay, TUNING_SEED)
+                    yield Job("tune", *setting, method, lr, decay, TUNING_SEED)
 
 
 def test_jobs(done: dict[Job, Any]) -> Iterator[Job]:
     chosen = choose(done)
     for seed in TEST_SEEDS:
-        for setting in settings():
+        for data, partition, clients in settings():
             for method in METHOD_NAMES:
-                for memory in (0.0, 0.9):
-                    if (best := chosen.get((setting[0], setting[1], method, memory))) is not None:
-                        yield Job("test", *setting, method, memory, *best, seed)
+                for rates in sorted({*chosen.get((data, partition, method), {}).values()}):
+                    yield Job("test", data, partition, clients, method, *rates, seed)
 
 
 def memory_jobs() -> Iterator[Job]:
     for setting in settings():
         for method in ("fedavg", "fedlag", "ditto") if setting[2] == 20 else ():
             for memory in MEMORIES:
-                yield Job("memory", *setting, method, memory, 0.05, 1e-3, TUNING_SEED)
+                yield Job("memory", *setting, method, 0.05, 1e-3, TUNING_SEED, memory)
 
 
 def all_jobs() -> Iterator[Job]:
     for seed in TEST_SEEDS:
-        for method in METHODS:
-            for memory in (0.0, 0.9) if method not in UNSUITABLE else ():
-                yield Job("all", "cifar10", "dirichlet", 20, method, memory, 0.05, 1e-3, seed)
+        for method in METHODS.keys() - UNSUITABLE:
+            yield Job("all", "cifar10", "dirichlet", 20, method, 0.05, 1e-3, seed)
 
 
 def activity_jobs() -> Iterator[Job]:
     for seed in TEST_SEEDS:
         for method in METHOD_NAMES:
-            for memory in (0.0, 0.9):
-                yield Job("activity", "hapt", "by_owner", 30, method, memory, 0.05, 1e-3, seed)
+            yield Job("activity", "hapt", "by_owner", 30, method, 0.05, 1e-3, seed)
 
 
-def choose(done: dict[Job, Any]) -> dict[tuple[str, str, str, float], tuple[float, float]]:
-    """Return the learning rate and weight decay with the best validation accuracy in the last round."""
-    best: dict[tuple[str, str, str, float], tuple[float, float, float]] = {}
-    counts: dict[tuple[str, str, str, float], int] = defaultdict(int)
+def choose(done: dict[Job, Any]) -> dict[tuple[str, str, str], dict[str, tuple[float, float]]]:
+    """Return the learning rate and weight decay with the best validation accuracy in the last round, separately for the
+    last model ("plain") and for the mean ("mean"), of methods for which all were tried."""
+    tried: dict[tuple[str, str, str], list[tuple[Job, Any]]] = defaultdict(list)
     for job, result in done.items():
         if job.stage == "tune":
-            key = job.data, job.partition, job.method, job.memory
-            counts[key] += 1
-            found = result["validation"][-1] if result["validation"] else float("-inf")
-            best[key] = max(best.get(key, (float("-inf"), 0.0, 0.0)), (found, job.lr, job.weight_decay))
-    whole = {method: len(RATES) * len(decays(method)) for method in METHOD_NAMES}
-    return {key: (lr, decay) for key, (_, lr, decay) in best.items() if counts[key] == whole[key[2]]}
+            tried[job.data, job.partition, job.method].append((job, result))
+    found = {}
+    for key, runs in tried.items():
+        if len(runs) == len(RATES) * len(decays(key[2])):
+            best = {kind: max(runs, key=lambda run: last(run[1], f"validation_{kind}"))[0] for kind in KINDS}
+            found[key] = {kind: (job.lr, job.weight_decay) for kind, job in best.items()}
+    return found
+
+
+def last(result: dict[str, Any], name: str) -> float:
+    """Return a score of the last round in %; a run that diverged has none."""
+    return 100 * result[name][-1] if result.get(name) else float("-inf")
 
 
 @lru_cache(maxsize=4)
@@ -159,39 +178,39 @@ def run(job: Job) -> dict[str, Any]:
             validation=0.2 if job.stage in ("tune", "memory") else 0.0, evaluate_every=10, metrics=["accuracy"],
         )  # fmt: skip
     except ft.FedTailorError as error:
-        return asdict(job) | {"error": str(error), "validation": []}
-    records = [record for record in found.records if "accuracy_trained" in record]
+        return asdict(job) | {"error": str(error)}
+    keys = {"plain": "accuracy_received", "mean": "accuracy_trained"}
+    keys |= {"validation_plain": "validation_received", "validation_mean": "validation_trained"}
     scores = {
-        name: [round(record[key], 5) for record in records if record.get(key) is not None]
-        for name, key in (
-            ("trained", "accuracy_trained"), ("received", "accuracy_received"), ("validation", "validation_trained"),
-        )
-    }  # fmt: skip
+        name: [round(record[key], 5) for record in found.records if record.get(key) is not None]
+        for name, key in keys.items()
+    }
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     times = {"seconds": round(time.perf_counter() - started, 1), "date": str(date.today())}
     return asdict(job) | scores | times | {"device": device, "torch": torch.__version__}
 
 
-def read_results() -> dict[Job, Any]:
+def read_results(path: Path) -> dict[Job, Any]:
     names = [f.name for f in fields(Job)]
-    lines = RESULTS.read_text().splitlines() if RESULTS.is_file() else []
+    lines = path.read_text().splitlines() if path.is_file() else []
     found = [json.loads(line) for line in lines if line.endswith("}")]
     return {Job(**{name: one[name] for name in names}): one for one in found}
 
 
 def show(done: dict[Job, Any]) -> None:
-    """Print the mean accuracy in the last round, without and with the mean, by stage and setting."""
-    groups: dict[Any, dict[Any, dict[float, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    """Print the mean accuracy in the last round without and with the mean, with the settings chosen for each."""
+    chosen = choose(done)
+    table: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for job, result in done.items():
-        scores = result.get("validation" if job.stage in ("tune", "memory") else "trained")
-        if scores:
-            row = job.method if job.stage != "tune" else (job.method, job.lr, job.weight_decay)
-            groups[job.stage, *job.setting][row][job.memory].append(100 * scores[-1])
-    for group, rows in sorted(groups.items(), key=str):
-        print(*group)
-        for row, by_memory in sorted(rows.items(), key=str):
-            cells = [f"{m}: {statistics.mean(v):.1f} ({len(v)})" for m, v in sorted(by_memory.items())]
-            print("  ", row, " ".join(cells))
+        for kind in KINDS:
+            if job.stage == "test" and chosen[job.data, job.partition, job.method][kind] != (job.lr, job.weight_decay):
+                continue
+            is_validation = job.stage in ("tune", "memory")
+            varied = {"tune": (job.lr, job.weight_decay), "memory": (job.memory,)}.get(job.stage, ())
+            row = (job.stage, *job.setting, job.method, *varied)
+            table[row][kind].append(last(result, f"validation_{kind}" if is_validation else kind))
+    for row, scores in sorted(table.items(), key=lambda item: tuple(map(str, item[0]))):
+        print(*row, *(f"{kind} {statistics.mean(values):.1f}" for kind, values in scores.items()), len(scores["mean"]))
 
 
 def main() -> None:
@@ -199,8 +218,9 @@ def main() -> None:
     parser.add_argument("stage", choices=["tune", "test", "memory", "all", "activity", "show"])
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after this time")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    done = read_results()
+    done = read_results(options.results)
     if options.stage == "show":
         show(done)
         return
@@ -209,7 +229,10 @@ def main() -> None:
     missing = [job for job in planned if job not in done]
     print(f"{len(planned) - len(missing)} of {len(planned)} runs are done")
     started, count = time.monotonic(), 0
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool, RESULTS.open("a") as file:
+    with (
+        ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool,
+        options.results.open("a") as file,
+    ):
         waiting = iter(missing)
         running = {pool.submit(run, job) for _, job in zip(range(options.workers), waiting, strict=False)}
         while running:
