@@ -1,5 +1,6 @@
 """Base classes of data sets. Each data set is a frozen dataclass of settings, like a method or a network."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedtailor.data.sample_table import SampleTable
 from fedtailor.data.source import RemoteFile, Source
 from fedtailor.errors import DataError, unknown_name
 
+log = logging.getLogger("fedtailor")
 BY_OWNER = "by_owner"
 BY_INDICES = "indices"
 PUBLISHER = "publisher"
@@ -268,7 +270,11 @@ class PublishedData(PartitionedData):
     def _ensure_converted(self, folder: Path) -> Path:
         source = self.fingerprint(folder)
         name = f"{self.cache_name}-{source[:12]}"
-        return ensure_cached(name, source, 0, lambda work: self.read_folder(folder))
+        return ensure_cached(name, source, 0, lambda work: self._convert(folder))
+
+    def _convert(self, folder: Path) -> SampleTable:
+        log.warning("Converting the files of %s in '%s', which is done once.", self.name, folder)
+        return self.read_folder(folder)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,9 @@ class FEMNISTLetters(FEMNIST):
 
     name: ClassVar[str] = "femnist-letters"
     network: ClassVar[str | None] = "logistic"
-    samples: ClassVar[str] = "about 19,000"
+    samples: ClassVar[str] = "18,000 to 20,000"
+    owners: ClassVar[str] = "3,550 writers with data.folder"
+    publisher: ClassVar[str] = "LEAF or EMNIST, from NIST Special Database 19"
 
     clients: Annotated[int | None, "number of clients; with by_owner, none: all owners, else drawn at random"] = 200
     partition: Annotated[str, "lognormal, by_owner, or another partition"] = "lognormal"
