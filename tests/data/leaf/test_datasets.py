@@ -13,6 +13,7 @@ from torch import Tensor
 import fedtailor as ft
 from conftest import error_message
 from fedtailor.data.datasets import DATASETS
+from fedtailor.data.image_datasets import EMNIST
 from fedtailor.data.leaf import datasets
 from fedtailor.data.leaf.femnist import read_femnist
 from fedtailor.data.sample_table import SampleTable
@@ -97,6 +98,13 @@ def test_letters_are_a_to_j_and_clients_have_consecutive_ones(tmp_path: Path) ->
     for client, samples in enumerate(own):
         assert set(fed.y[samples].tolist()) == {(client + step) % 10 for step in range(5)}
     assert torch.bincount(torch.cat(own)).max() == 1, "no two clients share an image"
+
+
+def test_letters_without_a_folder_are_those_of_emnist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its byclass labels are LEAF's: 36 to 45 are a to j."""
+    table = SampleTable(np.zeros((4, 1, 28, 28), np.uint8), np.array([45, 9, 36, 61]), 62)
+    monkeypatch.setattr(EMNIST, "read", lambda self: table)
+    assert datasets.FEMNISTLetters().read().y.tolist() == [9, 0]
 
 
 def test_glove_example_writes_one_row_per_token(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedtailor.data.cache import files_fingerprint
 from fedtailor.data.dataset import OwnedData
+from fedtailor.data.image_datasets import EMNIST
 from fedtailor.data.leaf.femnist import read_femnist
 from fedtailor.data.leaf.files import find_files, how_to_make
 from fedtailor.data.leaf.letters import select_letters
@@ -57,6 +58,7 @@ class FEMNIST(LeafData):
 class FEMNISTLetters(FEMNIST):
     """Handwritten letters a to j, 28×28, split as in FedProx and Self-FL.
 
+    The images are those of LEAF's FEMNIST if `folder` names it, and otherwise those of EMNIST, which is downloaded.
     Client u has the letters u, u + 1, ... modulo 10 and lognormal(4, 1) + 5 samples. In FedProx's script, clients have
     three letters, and share images because it starts again with the same ones for almost every client; here, every
     image belongs to at most one client.
@@ -71,6 +73,7 @@ class FEMNISTLetters(FEMNIST):
     clients: Annotated[int | None, "number of clients; with by_owner, none: all owners, else drawn at random"] = 200
     partition: Annotated[str, "lognormal, by_owner, or another partition"] = "lognormal"
     classes_per_client: Annotated[int | None, "letters per client; FedProx has 3"] = 5
+    folder: Annotated[str | None, "LEAF's folder of FEMNIST; default: download EMNIST"] = None
     log_mean: Annotated[float | None, "of lognormal, mean of the logarithm of sizes"] = 4.0
     log_std: Annotated[float, "of lognormal, standard deviation of the logarithm of sizes"] = 1.0
     min_size: Annotated[int, "samples of a client in addition to the log-normal number"] = 5
@@ -84,7 +87,14 @@ class FEMNISTLetters(FEMNIST):
         return FEMNIST.name
 
     def read(self) -> SampleTable:
-        return select_letters(super().read())
+        return select_letters(EMNIST().read() if self.folder is None else super().read())
+
+    def download(self) -> Path | None:
+        return EMNIST().download() if self.folder is None else super().download()
+
+    @property
+    def is_available(self) -> bool | None:
+        return EMNIST().is_available or super().is_available
 
 
 @dataclass(frozen=True, kw_only=True)
