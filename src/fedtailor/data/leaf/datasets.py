@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from fedtailor.core.fields import PositiveInt
 from fedtailor.data.cache import files_fingerprint
 from fedtailor.data.dataset import OwnedData
 from fedtailor.data.image_datasets import EMNIST
@@ -15,7 +16,6 @@ from fedtailor.data.leaf.letters import select_letters
 from fedtailor.data.leaf.sent140 import read_sent140
 from fedtailor.data.leaf.shakespeare import read_shakespeare
 from fedtailor.data.sample_table import SampleTable
-from fedtailor.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,14 +110,12 @@ class Sent140(LeafData):
     license: ClassVar[str] = "not stated by the publisher; cite Go, Bhayani, and Huang 2009"
 
     min_size: Annotated[int, "minimum number of tweets per account; smaller accounts are left out"] = 30
-    words: Annotated[int | None, "size of the vocabulary, the most frequent words; none: all words"] = 10_000
+    words: Annotated[PositiveInt | None, "size of the vocabulary, the most frequent words; none: all words"] = 10_000
 
     def read_folder(self, folder: Path) -> SampleTable:
         return read_sent140(folder)
 
     def read(self) -> SampleTable:
-        if self.words is not None and self.words < 1:
-            raise DataError(f"data.words must be at least 1, got {self.words}.")
         table = super().read()
         if self.words is None or table.vocabulary is None or self.words >= len(table.vocabulary):
             return table
