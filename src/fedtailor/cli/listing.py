@@ -58,6 +58,7 @@ def get(ctx: typer.Context) -> None:
     """Download a data set, so that later runs need no network.
 
     fedtailor data get mnist
+    fedtailor data get femnist --data.folder leaf/data/femnist converts LEAF's files.
     Variants of a data set are flags, as in fedtailor run: fedtailor list data NAME shows them.
     """
     flags = parse_overrides(ctx.args)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -85,7 +85,7 @@ def read_cached(path: Path) -> SampleTable:
         x: Any = arrays.get("x", parts)
         table = SampleTable(
             x, arrays["y"], info["classes"], arrays.get("owner"), tuple(info["owner_names"]), arrays.get("is_test"),
-            None if info["class_names"] is None else tuple(info["class_names"]),
+            *(None if info.get(names) is None else tuple(info[names]) for names in ("class_names", "vocabulary")),
         )  # fmt: skip
         table.check()
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # a FedTailorError is a ValueError
@@ -94,8 +94,10 @@ def read_cached(path: Path) -> SampleTable:
 
 
 def is_cached(name: str) -> bool:
-    """Return whether the cache contains a file for a table, without reading it."""
-    return _checksum_path(cached_file(name)).is_file()
+    """Return whether the cache contains a file for a table, or for one of a user's folder, without reading it."""
+    checksum = _checksum_path(cached_file(name))
+    converted = checksum.parent.glob(f"{name}-{'[0-9a-f]' * 12}.npz.sha256")
+    return checksum.is_file() or any(converted)
 
 
 def folder_fingerprint(folder: Path) -> str:
@@ -110,11 +112,20 @@ def folder_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def files_fingerprint(files: Iterable[Path]) -> str:
+    """Return a hash of the names, sizes, and times of files, which changes when the files do."""
+    digest = hashlib.sha256()
+    for path in files:
+        found = path.stat()
+        digest.update(f"{path.resolve()} {found.st_size} {found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
 def _write(path: Path, source: str, table: SampleTable, work: Path) -> None:
     columns = {"y": table.y, "owner": table.owner, "is_test": table.is_test}
     arrays: dict[str, Any] = {name: column for name, column in columns.items() if column is not None}
     arrays |= {f"{_PART}{n}": part for n, part in table.x.items()} if isinstance(table.x, dict) else {"x": table.x}
-    info = {"classes": table.classes, "owner_names": table.owner_names, "class_names": table.class_names}
+    info = {name: getattr(table, name) for name in ("classes", "owner_names", "class_names", "vocabulary")}
     new = work / path.name
     np.savez(new, **arrays, info=np.frombuffer(json.dumps(info).encode(), np.uint8))
     checksum = work / _checksum_path(path).name

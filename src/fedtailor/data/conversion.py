@@ -75,6 +75,8 @@ def resolve_targets(
         return (y if y.is_floating_point() else y.float()), None
     if y.ndim != 1:
         return y, None
+    if classes is not None and not y.is_floating_point():
+        return y, classes
     present = torch.unique(y[owned])
     if y.is_floating_point():
         if classes is None and regression is None:

@@ -1,5 +1,6 @@
 """Base classes of data sets. Each data set is a frozen dataclass of settings, like a method or a network."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedtailor.data.sample_table import SampleTable
 from fedtailor.data.source import RemoteFile, Source
 from fedtailor.errors import DataError, unknown_name
 
+log = logging.getLogger("fedtailor")
 BY_OWNER = "by_owner"
 BY_INDICES = "indices"
 PUBLISHER = "publisher"
@@ -72,7 +74,7 @@ class Data:
         return Federation.from_file(path)
 
     def download(self) -> Path | None:
-        """Download the data set to the cache and return its file; None if it needs no download."""
+        """Download or convert the data set to the cache and return its file; None if it needs no download."""
         raise DataError(f"The data set '{self.name}' is your own data, which cannot be downloaded.")
 
     @property
@@ -211,6 +213,15 @@ class PublishedData(PartitionedData):
         """Return the samples in an archive whose checksum has been compared."""
         raise NotImplementedError
 
+    def fingerprint(self, folder: Path) -> str:
+        """Return a hash that changes when the files that `read_folder` reads do; a cached copy is then outdated."""
+        return folder_fingerprint(folder)
+
+    @property
+    def how_to_get(self) -> str:
+        """How to get a data set that cannot be downloaded, as a part of a sentence."""
+        return f"get it from {self.publisher}"
+
     def is_complete(self, folder: Path) -> bool:
         """Return whether an installed package has all files."""
         return folder.is_dir()
@@ -228,6 +239,8 @@ class PublishedData(PartitionedData):
         return read_cached(self._ensure_downloaded())
 
     def download(self) -> Path | None:
+        if self.folder is not None and self.caches_folder:
+            return self._ensure_converted(Path(self.folder).expanduser())
         return self._installed or self._ensure_downloaded()
 
     @property
@@ -245,18 +258,23 @@ class PublishedData(PartitionedData):
 
         source = self.source
         if source is None:
-            raise DataError(f"{self.name} cannot be downloaded; get it from {self.publisher} and set data.folder.")
+            raise DataError(f"{self.name} cannot be downloaded; {self.how_to_get} and set data.folder.")
         return ensure_cached(
             self.cache_name, source.fingerprint, 2 * source.bytes,
             lambda work: self.read_archive(fetch(source, work, download_folder(self.name))),
         )  # fmt: skip
 
     def _read_given_folder(self, folder: Path) -> SampleTable:
-        if not self.caches_folder:
-            return self.read_folder(folder)
-        source = folder_fingerprint(folder)
+        return read_cached(self._ensure_converted(folder)) if self.caches_folder else self.read_folder(folder)
+
+    def _ensure_converted(self, folder: Path) -> Path:
+        source = self.fingerprint(folder)
         name = f"{self.cache_name}-{source[:12]}"
-        return read_cached(ensure_cached(name, source, 0, lambda work: self.read_folder(folder)))
+        return ensure_cached(name, source, 0, lambda work: self._convert(folder))
+
+    def _convert(self, folder: Path) -> SampleTable:
+        log.warning("Converting the files of %s in '%s', which is done once.", self.name, folder)
+        return self.read_folder(folder)
 
 
 @dataclass(frozen=True, kw_only=True)

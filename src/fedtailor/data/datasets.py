@@ -8,6 +8,7 @@ from fedtailor.data.feature_datasets import CremaD, CrisisMMD
 from fedtailor.data.federation import Federation
 from fedtailor.data.generated import Gaussian, Rectangles
 from fedtailor.data.image_datasets import CIFAR10, CIFAR100, EMNIST, MNIST, Digits, FashionMNIST, TinyImageNet
+from fedtailor.data.leaf.datasets import FEMNIST, FEMNISTLetters, Sent140, Shakespeare
 from fedtailor.data.sensor_datasets import HAPT, KUHAR
 from fedtailor.data.user_data import FileData, FolderData, PFLlibData
 from fedtailor.errors import unknown_name
@@ -15,7 +16,8 @@ from fedtailor.errors import unknown_name
 DATASETS: dict[str, type[Data]] = {
     kind.name: kind
     for kind in (
-        Digits, FashionMNIST, MNIST, EMNIST, CIFAR10, CIFAR100, TinyImageNet, HAPT, KUHAR, CremaD, CrisisMMD,
+        Digits, FashionMNIST, MNIST, EMNIST, CIFAR10, CIFAR100, TinyImageNet,
+        FEMNIST, FEMNISTLetters, Sent140, Shakespeare, HAPT, KUHAR, CremaD, CrisisMMD,
         Gaussian, Rectangles,
         FolderData, PFLlibData, FileData,
     )

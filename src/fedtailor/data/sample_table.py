@@ -26,6 +26,7 @@ class SampleTable:
     owner_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None  # whether a sample is in the publisher's test set
     class_names: tuple[str, ...] | None = None
+    vocabulary: tuple[str, ...] | None = None  # words of the tokens 1, 2, ..., if the inputs are tokens
 
     @property
     def num_samples(self) -> int:
