@@ -33,6 +33,7 @@ FIXED = {
     "fedaf": "its clients train no model",
     "apple": "p_i has its own learning rate through a scaled gradient",
     "lag": "its inner method trains",
+    "averaged": "its inner method trains",
 }
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.02, "momentum": 0.0}
 VALUES: dict[str, Any] = {"momentum": 0.9, "optimizer": "adam", "keep_optimizer_state": True}

@@ -95,6 +95,7 @@ TABLE: dict[str, tuple[Cost, Cost]] = {
     "selffl": (MODEL + 2, MODEL + 1),
     "fedlag": (MODEL, MODEL),  # no conflicts here; see below
     "lag": (MODEL, MODEL),
+    "averaged": (MODEL, MODEL),  # around FedAvg
 }
 FIELDS: dict[str, dict[str, Any]] = {  # fields for the costs above
     "fedfomo": {"models": 2},

@@ -3,6 +3,7 @@
 They cover clients of very different sizes (one with a single sample), partial participation, and many layers.
 """
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -192,6 +193,29 @@ def test_engine_with_in_place_change_raises(engine: str) -> None:
 
     message = error_message(lambda: run(InPlace(), make_net(TinyNet), tiny_federation((3,)), engine, schedule=[[0]]))
     assert "'params/head.bias' in place" in message
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_garbage_of_an_earlier_run_does_not_end_a_capture() -> None:
+    """A graph that is freed while another one is captured would end the capture, and the run would be slow."""
+    device = torch.device("cuda")
+
+    def advance(state: Tree, number: Any) -> Tree:
+        cycle: list[Any] = [torch.ones(1)]
+        cycle.append(cycle)  # allocates, so that garbage is collected now
+        return {"w": state["w"] + 1}
+
+    thresholds = gc.get_threshold()
+    try:
+        for _ in range(3):
+            loop = CudaGraphLoop(device)
+            assert loop(advance, {"w": torch.zeros(3, device=device)}, 0, 9)["w"].tolist() == [9, 9, 9]
+            assert loop._can_capture
+            loop.itself = loop  # type: ignore[attr-defined]  # only the garbage collector can free its graphs
+            del loop
+            gc.set_threshold(1, 1, 1)
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def test_cuda_graph_loop_matches_sequential_loop(monkeypatch: pytest.MonkeyPatch) -> None:

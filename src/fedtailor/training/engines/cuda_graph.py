@@ -1,7 +1,8 @@
 """Capture a training step as a CUDA graph once and replay it for every further step."""
 
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 
@@ -52,7 +53,7 @@ class CudaGraphLoop:
         graph, failure, main_stream = torch.cuda.CUDAGraph(), None, torch.cuda.current_stream(self._device)
         stream: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(main_stream)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), _no_garbage_collection():
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 step()
@@ -72,3 +73,15 @@ class CudaGraphLoop:
         if self._graphs:
             torch.cuda.synchronize(self._device)
             self._graphs.clear()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect no garbage inside the `with` block: freeing the graphs of an earlier run would end a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
