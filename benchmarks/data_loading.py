@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 import fedtailor as ft
-from fedtailor.data.cache import ensure_cached
 from fedtailor.data.datasets import DATASETS
+from fedtailor.data.download.cache import ensure_cached
 from fedtailor.data.leaf.datasets import FEMNIST
 from fedtailor.data.leaf.femnist import CHARACTERS
 from fedtailor.data.sample_table import SampleTable

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.data.crema_d import make_crema_d
-from fedtailor.data.crisis_mmd import make_crisis_mmd
-from fedtailor.data.feature_files import CREMA_D, CRISIS_MMD
+from fedtailor.data.features.crema_d import make_crema_d
+from fedtailor.data.features.crisis_mmd import make_crisis_mmd
+from fedtailor.data.features.files import CREMA_D, CRISIS_MMD
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
     else:
         name, arrays = CRISIS_MMD, make_crisis_mmd(given.folder, given.image, given.text)
     given.out.mkdir(parents=True, exist_ok=True)
-    np.savez(given.out / name, allow_pickle=False, **arrays)
+    np.savez(given.out / name, **arrays)
     print(f"Saved {len(arrays['label']):,} samples in {given.out / name}")
 
 

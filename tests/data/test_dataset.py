@@ -10,8 +10,8 @@ import pytest
 
 import fedtailor as ft
 from conftest import error_message
-from fedtailor.data.cache import ensure_cached, read_cached
 from fedtailor.data.dataset import OwnedData, PartitionedData
+from fedtailor.data.download.cache import ensure_cached, read_cached
 from fedtailor.data.sample_table import Array, SampleTable
 
 Y = np.arange(60) % 3

@@ -13,10 +13,10 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import fedtailor as ft
 from conftest import error_message
-from fedtailor.data.class_fractions import PARTITIONS
-from fedtailor.data.image_datasets import MNIST
+from fedtailor.data.images.datasets import MNIST
 from fedtailor.data.normalization import NORMALIZATIONS
 from fedtailor.data.sample_table import SampleTable
+from fedtailor.data.splits.class_fractions import PARTITIONS
 from support.datasets import ListDataset
 
 Array = NDArray[Any]

@@ -15,7 +15,7 @@ from torch import Tensor
 import fedtailor as ft
 from conftest import tiny_federation
 from fedtailor.core.tensor_hash import hash_tensors
-from fedtailor.data.image_datasets import Digits
+from fedtailor.data.images.datasets import Digits
 from fedtailor.data.user_data import FolderData
 from fedtailor.training.fingerprint import data_fingerprint
 from support.corrupted_files import change_federation

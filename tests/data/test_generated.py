@@ -9,7 +9,7 @@ import torch
 import fedtailor as ft
 from conftest import error_message
 from fedtailor.data.generated import Gaussian, Rectangles
-from fedtailor.data.partition import partition_samples
+from fedtailor.data.splits.partition import partition_samples
 
 
 def test_gaussian_has_variances_of_both_levels() -> None:

@@ -15,12 +15,12 @@ from PIL import Image
 import fedtailor as ft
 from conftest import error_message
 from fedtailor.core import memory_limits
-from fedtailor.data import publisher_files
-from fedtailor.data.cache import checksum_text
-from fedtailor.data.image_datasets import MNIST
+from fedtailor.data.download.cache import checksum_text
+from fedtailor.data.images import publisher_files
 from fedtailor.data.images.cifar import parse_labels, parse_sheet
+from fedtailor.data.images.datasets import MNIST
 from fedtailor.data.images.idx import parse_idx
-from fedtailor.data.publisher_files import unpack_package
+from fedtailor.data.images.publisher_files import unpack_package
 from fedtailor.runs.serialization import unpack
 from support import corrupted_files
 from support.corrupted_files import folder_error

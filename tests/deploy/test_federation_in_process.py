@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 import fedtailor as ft
 from conftest import METHOD_PARAMS, error_message, same, tiny_federation
 from fedtailor.core.trees import Rows, Tree
-from fedtailor.data.client_folders import read_client
+from fedtailor.data.user_files.client_folders import read_client
 from fedtailor.deploy.client import client_folder
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.client.worker import RoundRequest, Worker

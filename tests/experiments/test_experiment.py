@@ -10,7 +10,7 @@ import pytest
 import fedtailor as ft
 from conftest import METHOD_PARAMS, error_message
 from fedtailor.data.datasets import DATASETS
-from fedtailor.data.image_datasets import MNIST, Digits
+from fedtailor.data.images.datasets import MNIST, Digits
 from fedtailor.experiments.deployment import Deployment, Inputs
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import parse_overrides

@@ -15,14 +15,14 @@ import fedtailor as ft
 from fedtailor import networks
 from fedtailor.core import memory_limits
 from fedtailor.core.batch import take_samples
-from fedtailor.data.crema_d import read_audio
-from fedtailor.data.dataframe_pickle import unpickle_data_frames
 from fedtailor.data.datasets import DATASETS
-from fedtailor.data.feature_files import read_crema_d
-from fedtailor.data.image_datasets import MNIST, Digits
+from fedtailor.data.features.crema_d import read_audio
+from fedtailor.data.features.files import read_crema_d
+from fedtailor.data.formats.dataframe_pickle import unpickle_data_frames
+from fedtailor.data.formats.text_tables import parse_table
 from fedtailor.data.images.cifar import parse_sheet
+from fedtailor.data.images.datasets import MNIST, Digits
 from fedtailor.data.sample_table import SampleTable
-from fedtailor.data.text_tables import parse_table
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.methods import METHODS

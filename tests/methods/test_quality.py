@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedtailor as ft
-from fedtailor.data.image_datasets import MNIST
+from fedtailor.data.images.datasets import MNIST
 from fedtailor.methods import METHODS
 
 SEEDS = (0, 1, 2)

@@ -10,7 +10,7 @@ import pytest
 
 import fedtailor as ft
 from fedtailor.analysis.tables import run_table
-from fedtailor.data.image_datasets import Digits
+from fedtailor.data.images.datasets import Digits
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.experiments import resume
 from fedtailor.reporting.dashboard.client_view import client_details, client_list

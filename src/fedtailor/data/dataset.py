@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.core.fields import check_fields
-from fedtailor.data.cache import download_folder, ensure_cached, folder_fingerprint, is_cached, read_cached
-from fedtailor.data.class_fractions import PARTITIONS, Indices, SplitSettings
-from fedtailor.data.client_indices import read_indices
+from fedtailor.data.download.cache import download_folder, ensure_cached, folder_fingerprint, is_cached, read_cached
+from fedtailor.data.download.source import RemoteFile, Source
 from fedtailor.data.federation import Federation
 from fedtailor.data.normalization import Normalization
-from fedtailor.data.owners import choose_owners
-from fedtailor.data.partition import divide_like, hold_out_common, partition_samples
 from fedtailor.data.sample_table import SampleTable
-from fedtailor.data.source import RemoteFile, Source
+from fedtailor.data.splits.class_fractions import PARTITIONS, Indices, SplitSettings
+from fedtailor.data.splits.client_indices import read_indices
+from fedtailor.data.splits.owners import choose_owners
+from fedtailor.data.splits.partition import divide_like, hold_out_common, partition_samples
 from fedtailor.errors import DataError, unknown_name
 
 log = logging.getLogger("fedtailor")
@@ -254,7 +254,7 @@ class PublishedData(PartitionedData):
         return folder if folder is not None and self.is_complete(folder) else None
 
     def _ensure_downloaded(self) -> Path:
-        from fedtailor.data.download import fetch  # requires rich, which training does not need
+        from fedtailor.data.download.fetch import fetch  # requires rich, which training does not need
 
         source = self.source
         if source is None:

@@ -4,12 +4,12 @@ from dataclasses import fields
 from typing import Any
 
 from fedtailor.data.dataset import Data
-from fedtailor.data.feature_datasets import CremaD, CrisisMMD
+from fedtailor.data.features.datasets import CremaD, CrisisMMD
 from fedtailor.data.federation import Federation
 from fedtailor.data.generated import Gaussian, Rectangles
-from fedtailor.data.image_datasets import CIFAR10, CIFAR100, EMNIST, MNIST, Digits, FashionMNIST, TinyImageNet
+from fedtailor.data.images.datasets import CIFAR10, CIFAR100, EMNIST, MNIST, Digits, FashionMNIST, TinyImageNet
 from fedtailor.data.leaf.datasets import FEMNIST, FEMNISTLetters, Sent140, Shakespeare
-from fedtailor.data.sensor_datasets import HAPT, KUHAR
+from fedtailor.data.sensors.datasets import HAPT, KUHAR
 from fedtailor.data.user_data import FileData, FolderData, PFLlibData
 from fedtailor.errors import unknown_name
 

@@ -20,20 +20,18 @@ from fedtailor.data.client_arrays import ClientArrays
 from fedtailor.data.client_stream import ClientStream, targets_of
 from fedtailor.data.conversion import encode_labels, resolve_targets, to_inputs, to_targets, warn_if_random
 from fedtailor.data.normalization import Normalization, input_statistics
-from fedtailor.data.owners import samples_by_client
-from fedtailor.data.partition import hold_out
 from fedtailor.data.samples import (
     COMMON_TEST_SET,
     CommonTest,
     as_pair,
     check_lengths,
     check_mask,
-    check_owned,
-    client_names,
     join_samples,
     take_common,
     with_sample_axis,
 )
+from fedtailor.data.splits.owners import check_owned, client_names, samples_by_client
+from fedtailor.data.splits.partition import hold_out
 from fedtailor.data.stored_samples import StoredSamples, hash_samples, non_finite_samples
 from fedtailor.errors import DataError
 
@@ -314,8 +312,8 @@ class Federation:
         classes: int | None = None,
         regression: bool | None = None,
     ) -> "Federation":
-        """Read one .npz file or one folder of images per client; see `fedtailor.data.client_folders`."""
-        from fedtailor.data.client_folders import read_folder  # requires pillow
+        """Read one .npz file or one folder of images per client; see `fedtailor.data.user_files.client_folders`."""
+        from fedtailor.data.user_files.client_folders import read_folder  # requires pillow
 
         found = read_folder(Path(folder), test=test, seed=seed)
         settings = {"name": "folder", "folder": str(folder), "test": test, "seed": seed}
@@ -325,8 +323,8 @@ class Federation:
     @classmethod
     def from_pfllib(cls, folder: str | Path) -> "Federation":
         """Read a data set that PFLlib generated, with its clients and their training and test data; see
-        `fedtailor.data.pfllib`."""
-        from fedtailor.data.pfllib import read_pfllib
+        `fedtailor.data.user_files.pfllib`."""
+        from fedtailor.data.user_files.pfllib import read_pfllib
 
         found, classes = read_pfllib(Path(folder))
         return cls._from_client_arrays(found, classes=classes, settings={"name": "pfllib", "folder": str(folder)})
@@ -360,7 +358,7 @@ class Federation:
         >>> Federation.from_huggingface(data, client="who").names
         ('ann', 'bob')
         """
-        from fedtailor.data.huggingface import read_huggingface
+        from fedtailor.data.user_files.huggingface import read_huggingface
 
         found = read_huggingface(dataset, client, x, y, test, seed)
         labels = client_names(found.names if names is None else names, len(found.names))

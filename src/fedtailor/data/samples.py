@@ -1,6 +1,5 @@
 """Samples of several clients as arrays: join them, check them, and hold out a test set common to all clients."""
 
-from collections import Counter
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any
@@ -11,25 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.core.model import Inputs
-from fedtailor.data.class_fractions import Indices
-from fedtailor.data.partition import hold_out_common
+from fedtailor.data.splits.class_fractions import Indices
+from fedtailor.data.splits.partition import hold_out_common
 from fedtailor.errors import DataError
 
 COMMON_TEST_SET = "The common test set"  # in error messages
 CommonTest = float | Sequence[int] | Indices | None  # a fraction of all samples, or the indices of samples
-
-
-def client_names(names: Sequence[str] | None, clients: int) -> tuple[str, ...]:
-    """Return the names of the clients, by default their numbers; they must be unique."""
-    if not clients:
-        raise DataError("A federation needs at least one client.")
-    labels = tuple(str(name) for name in (range(clients) if names is None else names))
-    if len(labels) != clients:
-        raise DataError(f"There are {clients} clients but {len(labels)} names; give one name per client.")
-    name, times = Counter(labels).most_common(1)[0]
-    if times > 1:
-        raise DataError(f"{times} clients have the name {name}; names must be unique.")
-    return labels
 
 
 def as_pair(sample: Any, client: str) -> tuple[Any, Any]:
@@ -62,16 +48,6 @@ def check_mask(mask: Any, samples: int) -> NDArray[np.bool_]:
     if found.dtype != bool or found.shape != (samples,):
         raise DataError("test must be a fraction, or one boolean per sample.")
     return found
-
-
-def check_owned(owned: Sequence[Indices], names: Sequence[str], samples: int) -> None:
-    """Raise an error if clients own samples that do not exist, or the same sample."""
-    for name, own in zip(names, owned, strict=True):
-        if len(own) and (own.min() < 0 or own.max() >= samples):
-            raise DataError(f"Client {name} owns samples that do not exist; indices must be from 0 to {samples - 1}.")
-    owners = np.bincount(np.concatenate(owned), minlength=1)
-    if owners.max() > 1:
-        raise DataError(f"Sample {owners.argmax()} is owned twice; each sample must belong to one client.")
 
 
 def join_samples(parts: Sequence[Inputs], owners: Sequence[str], kind: str) -> Any:

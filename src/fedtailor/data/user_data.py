@@ -28,7 +28,7 @@ class FolderData(Data):
 
     def convert(self, path: str | Path) -> Federation:
         """Write the clients to a federation file one after another, so that they may be larger than memory."""
-        from fedtailor.data.client_folders import list_clients  # requires pillow
+        from fedtailor.data.user_files.client_folders import list_clients  # requires pillow
 
         found = list_clients(Path(_require(self, "folder")), test=self.test, seed=self.seed or 0)
         extra: dict[str, Any] = {} if found.class_names is None else {"class_names": found.class_names}

@@ -16,10 +16,10 @@ from fedtailor.analysis.table_formats import escape_formula
 from fedtailor.core.batch import take_samples
 from fedtailor.core.memory_limits import check_memory
 from fedtailor.core.model import Inputs
-from fedtailor.data.folder_entries import list_entries
-from fedtailor.data.image_files import is_image, read_image, read_image_size
+from fedtailor.data.formats.folder_entries import list_entries
+from fedtailor.data.formats.image_files import is_image, read_image, read_image_size
+from fedtailor.data.formats.npz import read_npz
 from fedtailor.data.input_spec import SINGLE_INPUT, InputSpec
-from fedtailor.data.npz import read_npz
 from fedtailor.errors import ConfigError
 from fedtailor.export.model_source import ModelInfo
 from fedtailor.networks import NETWORKS

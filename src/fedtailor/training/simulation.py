@@ -17,7 +17,7 @@ from fedtailor.core.system import deterministic, retain_freed_memory
 from fedtailor.core.trees import Params, flatten, take
 from fedtailor.data.federation import Federation
 from fedtailor.data.input_spec import InputSpec
-from fedtailor.data.partition import hold_out
+from fedtailor.data.splits.partition import hold_out
 from fedtailor.errors import DataError, RunError
 from fedtailor.runs.client_states import ClientStates
 from fedtailor.training.architectures import check_same_exchange, check_supports_architectures, weights_of

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from conftest import error_message
-from fedtailor.data.image_datasets import CIFAR10, MNIST
-from fedtailor.data.publisher_files import MAX_FILE_BYTES
+from fedtailor.data.images.datasets import CIFAR10, MNIST
+from fedtailor.data.images.publisher_files import MAX_FILE_BYTES
 from fedtailor.data.sample_table import SampleTable
 from support.corrupted_files import idx_bytes
 from support.published_files import COLOR, COLOR_Y, GRAY, cifar_binary, cifar_sheets, mnist_files, png, write_files

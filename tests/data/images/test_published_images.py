@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 import fedtailor as ft
 from conftest import error_message
 from fedtailor.cli.main import app
-from fedtailor.data.image_datasets import CIFAR100, EMNIST, ArchiveData, TinyImageNet
+from fedtailor.data.download.source import RemoteFile
+from fedtailor.data.images.datasets import CIFAR100, EMNIST, ArchiveData, TinyImageNet
 from fedtailor.data.images.emnist import SPLITS
 from fedtailor.data.sample_table import SampleTable
-from fedtailor.data.source import RemoteFile
 from support.corrupted_files import idx_bytes
 from support.file_server import FileServer
 from support.published_files import COLOR, write_files

@@ -1,1 +1,1 @@
-"""Readers of published image data sets."""
+"""Data sets of images, and the readers of their publishers' files."""

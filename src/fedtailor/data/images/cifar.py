@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedtailor.data.images.image_table import Images, make_image_table
-from fedtailor.data.publisher_files import PublisherFiles
+from fedtailor.data.images.publisher_files import PublisherFiles
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError, reason
 

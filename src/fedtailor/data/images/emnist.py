@@ -2,7 +2,7 @@
 
 from fedtailor.data.images.idx import read_idx_part
 from fedtailor.data.images.image_table import Images, make_image_table
-from fedtailor.data.publisher_files import PublisherFiles
+from fedtailor.data.images.publisher_files import PublisherFiles
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError
 

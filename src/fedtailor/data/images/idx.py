@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.data.images.image_table import Images, make_image_table
-from fedtailor.data.publisher_files import MAX_FILE_BYTES, PublisherFiles
+from fedtailor.data.images.publisher_files import MAX_FILE_BYTES, PublisherFiles
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError, reason
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.core.memory_limits import check_memory
-from fedtailor.data.image_files import decode_image
-from fedtailor.data.publisher_files import PublisherFiles
+from fedtailor.data.formats.image_files import decode_image
+from fedtailor.data.images.publisher_files import PublisherFiles
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError
 

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from fedtailor.core.fields import PositiveInt
-from fedtailor.data.cache import files_fingerprint
 from fedtailor.data.dataset import OwnedData
-from fedtailor.data.image_datasets import EMNIST
+from fedtailor.data.download.cache import files_fingerprint
+from fedtailor.data.images.datasets import EMNIST
 from fedtailor.data.leaf.femnist import read_femnist
 from fedtailor.data.leaf.files import find_files, how_to_make
 from fedtailor.data.leaf.letters import select_letters

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.core.untrusted_input import is_printable
-from fedtailor.data.folder_entries import check_entry, list_entries
+from fedtailor.data.formats.folder_entries import check_entry, list_entries
 from fedtailor.data.leaf.json_stream import JsonStream
 from fedtailor.errors import DataError
 

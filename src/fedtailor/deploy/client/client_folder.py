@@ -23,9 +23,9 @@ from fedtailor.core.method import Method, Setup
 from fedtailor.core.model import Model
 from fedtailor.core.trees import Params
 from fedtailor.core.untrusted_input import parse_json, read_text
-from fedtailor.data.client_folders import read_client
 from fedtailor.data.federation import Federation
-from fedtailor.data.partition import hold_out
+from fedtailor.data.splits.partition import hold_out
+from fedtailor.data.user_files.client_folders import read_client
 from fedtailor.deploy.keys import read_bundle
 from fedtailor.errors import DeployError
 from fedtailor.experiments.deployment import Deployment, deployment_digest, read_deployment, with_client_network

@@ -1,0 +1,1 @@
+"""Data sets of features that were computed from audio, video, images, and texts."""
