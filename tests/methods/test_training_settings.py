@@ -63,7 +63,7 @@ def test_experiment_says_why_a_setting_is_fixed() -> None:
 @pytest.mark.parametrize("name", sorted(FIXED.keys() - {"apple", "pfedhn"}))  # these two have momentum
 def test_method_without_optimizer_state_says_why_it_keeps_none(name: str) -> None:
     message = error_message(lambda: METHODS[name](keep_optimizer_state=True))  # type: ignore[call-arg]
-    reason = "this is a setting of `inner`" if name == "lag" else "so its clients have no optimizer state"
+    reason = "this is a setting of `inner`" if name in ("lag", "averaged") else "so its clients have no optimizer state"
     assert FIXED[name] in message and message.endswith(f"{reason}; remove keep_optimizer_state.")
 
 

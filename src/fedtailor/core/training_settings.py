@@ -15,7 +15,9 @@ from fedtailor.core.fields import (
 from fedtailor.core.optimizers import Optimizer, OptimizerName, Schedule, ScheduleName
 
 _UPDATE = ("momentum", "nesterov", "betas", "eps", "weight_decay", "clip_norm")  # fields of `Optimizer`, besides lr
-OPTIMIZER_SETTINGS = ("optimizer", *_UPDATE, "keep_optimizer_state")  # what `plain_sgd` rejects
+_OPTIMIZER_SETTINGS = ("optimizer", *_UPDATE, "keep_optimizer_state")
+# `fixed_settings` of a method that wraps another one
+SETTINGS_OF_INNER = dict.fromkeys(_OPTIMIZER_SETTINGS, "its inner method trains, so this is a setting of `inner`")
 _Betas = Annotated[
     tuple[float, float],
     Constraint(
@@ -106,6 +108,6 @@ def plain_sgd(reason: str, *own: str) -> dict[str, str]:
     >>> plain_sgd("its control variates assume plain SGD")["momentum"]
     'its control variates assume plain SGD'
     """
-    reasons = dict.fromkeys(OPTIMIZER_SETTINGS, reason)
+    reasons = dict.fromkeys(_OPTIMIZER_SETTINGS, reason)
     reasons["keep_optimizer_state"] = f"{reason}, so its clients have no optimizer state"
     return {name: text for name, text in reasons.items() if name not in own}

@@ -13,7 +13,7 @@ from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import FractionBelow1
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.model import Inputs, Model
-from fedtailor.core.training_settings import plain_sgd
+from fedtailor.core.training_settings import SETTINGS_OF_INNER
 from fedtailor.core.trees import Rows, Tree, select, zeros_like
 from fedtailor.methods.fedavg import FedAvg
 
@@ -29,7 +29,7 @@ class Averaged(Method):
     trained uses the inner method's model. With memory 0, the method is the inner method.
     """
 
-    fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd("its inner method trains, so this is a setting of `inner`")
+    fixed_settings: ClassVar[Mapping[str, str]] = SETTINGS_OF_INNER
     personal: ClassVar[bool] = True
     download: ClassVar[str] = "as the inner method"
     upload: ClassVar[str] = "as the inner method"

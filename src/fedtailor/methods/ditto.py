@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import AveragingMethod, ClientWeights
 from fedtailor.core.fields import NonNegative
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Setup

@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal
 
 from torch import Tensor
 
-from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import AveragingMethod, ClientWeights
 from fedtailor.core.fields import Positive
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Setup

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.batch import Batch, SharedContext
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import ClientWeights, WeightedMethod
 from fedtailor.core.fields import Constraint, Fraction, NonNegative, Positive, PositiveInt
 from fedtailor.core.local_training import ScheduledMethod
 from fedtailor.core.method import Exchange, Setup

@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedtailor.core.averaging import AveragingMethod
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import AveragingMethod
 from fedtailor.core.fields import NonNegativeInt, Positive
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Setup

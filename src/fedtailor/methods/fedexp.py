@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import ClientWeights, WeightedMethod
 from fedtailor.core.fields import Positive
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Setup

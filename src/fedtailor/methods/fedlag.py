@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedtailor.core.averaging import ClientWeights, WeightedMethod
+from fedtailor.core.client_weights import ClientWeights, WeightedMethod
 from fedtailor.core.local_training import LocalTraining, training_settings
 from fedtailor.core.method import Method
 from fedtailor.methods._shared.layerwise import Layerwise

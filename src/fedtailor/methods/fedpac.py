@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import ClientWeights, WeightedMethod
 from fedtailor.core.fields import Fraction, FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Setup

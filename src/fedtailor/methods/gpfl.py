@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import AveragingMethod, ClientWeights
 from fedtailor.core.fields import NonNegative
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Setup

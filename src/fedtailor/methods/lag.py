@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from fedtailor.core.method import Method
-from fedtailor.core.training_settings import OPTIMIZER_SETTINGS
+from fedtailor.core.training_settings import SETTINGS_OF_INNER
 from fedtailor.methods._shared.layerwise import Layerwise
 from fedtailor.methods.fedavg import FedAvg
 
@@ -20,9 +20,7 @@ class LAG(Layerwise):
     message contains another dict of layers, clients must store it in their state under the same name.
     """
 
-    fixed_settings: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        OPTIMIZER_SETTINGS, "its inner method trains, so this is a setting of `inner`"
-    )
+    fixed_settings: ClassVar[Mapping[str, str]] = SETTINGS_OF_INNER
     inner: Annotated[Method, "the method to wrap"] = field(default_factory=FedAvg)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedtailor.core.averaging import ClientWeights
+from fedtailor.core.client_weights import ClientWeights
 from fedtailor.core.trees import Params
 from fedtailor.methods._shared.split import Split, SplitMethod, Splitter
 

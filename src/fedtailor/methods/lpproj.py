@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import AveragingMethod, ClientWeights
 from fedtailor.core.fields import NonNegative, Positive, PositiveInt
 from fedtailor.core.local_training import ScheduledMethod
 from fedtailor.core.method import Exchange, Setup

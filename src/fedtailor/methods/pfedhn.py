@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch.func import vjp
 
-from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import ClientWeights, WeightedMethod
 from fedtailor.core.fields import FractionBelow1, NonNegative, Positive, PositiveInt
 from fedtailor.core.local_training import ScheduledMethod
 from fedtailor.core.method import Exchange, Setup

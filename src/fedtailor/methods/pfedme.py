@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from fedtailor.core.averaging import AveragingMethod, ClientWeights
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import AveragingMethod, ClientWeights
 from fedtailor.core.fields import Positive, PositiveInt
 from fedtailor.core.local_training import ScheduledMethod
 from fedtailor.core.method import Exchange, Setup

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedtailor.core.averaging import ClientWeights, WeightedMethod
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import ClientWeights, WeightedMethod
 from fedtailor.core.fields import FractionBelow1, NonNegativeInt, Positive, PositiveInt
 from fedtailor.core.local_training import ScheduledMethod
 from fedtailor.core.method import Exchange, Setup

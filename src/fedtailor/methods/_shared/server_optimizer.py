@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedtailor.core.averaging import ClientWeights
+from fedtailor.core.client_weights import ClientWeights
 from fedtailor.core.fields import FractionBelow1, NonNegative, Positive
 from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Tree, map_leaves, mean, repeat, sub, zeros_like

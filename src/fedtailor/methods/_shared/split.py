@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from fedtailor.core.averaging import AveragingMethod
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import AveragingMethod
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Method, Setup
 from fedtailor.core.trees import Params, Tree
