@@ -34,9 +34,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     running.close()
 
 
-def remote(server: FileServer, path: str = "/data.bin", content: bytes = CONTENT, kind: str = "sha256") -> RemoteFile:
-    digest = hashlib.new(kind, content).hexdigest()
-    return RemoteFile((server.address + path,), f"{kind}:{digest}", len(content))
+def remote(server: FileServer, path: str = "/data.bin", content: bytes = CONTENT) -> RemoteFile:
+    return RemoteFile((server.address + path,), hashlib.sha256(content).hexdigest(), len(content))
 
 
 def interrupt(server: FileServer, file: RemoteFile, target: Path) -> None:
@@ -52,11 +51,10 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["sha256", "md5"])
-def test_fetch_downloads_once(server: FileServer, tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_fetch_downloads_once(server: FileServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "new" / "data.bin"
     for _ in range(2):
-        assert fetch(remote(server, kind=kind), target).read_bytes() == CONTENT
+        assert fetch(remote(server), target).read_bytes() == CONTENT
     assert server.sent == len(CONTENT) and names(target.parent) == ["data.bin"]
     assert capfd.readouterr() == ("", ""), "no progress bar without a terminal"
 
@@ -166,7 +164,7 @@ def test_fetch_uses_next_address_if_one_fails(server: FileServer, tmp_path: Path
     missing, file = remote(server, "/missing.bin"), remote(server)
     text = error_message(lambda: fetch(missing, tmp_path / "data.bin"))
     assert "/missing.bin: the server answered 404" in text and len(server.requests) == 1, "404 is not retried"
-    both = RemoteFile(missing.urls + file.urls, file.checksum, file.bytes)
+    both = RemoteFile(missing.urls + file.urls, file.sha256, file.bytes)
     assert fetch(both, tmp_path / "data.bin").read_bytes() == CONTENT
 
 
@@ -184,7 +182,7 @@ def test_fetch_follows_redirects_to_http_only(server: FileServer, tmp_path: Path
 def test_fetch_without_server_or_network_raises(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = RemoteFile(("http://127.0.0.1:1/data.bin",), "md5:0", 3)
+    file = RemoteFile(("http://127.0.0.1:1/data.bin",), "0", 3)
     assert "Connection refused" in error_message(lambda: fetch(file, tmp_path / "data.bin"))
     tried = list[object]()
 
@@ -200,7 +198,7 @@ def test_fetch_without_server_or_network_raises(
 def test_fetch_goes_through_proxy(server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", server.address)
     monkeypatch.setenv("no_proxy", "")
-    file = RemoteFile(("http://publisher.example/data.bin",), remote(server).checksum, len(CONTENT))
+    file = RemoteFile(("http://publisher.example/data.bin",), remote(server).sha256, len(CONTENT))
     assert fetch(file, tmp_path / "data.bin").read_bytes() == CONTENT
     assert server.requests[0][0] == "http://publisher.example/data.bin"
 

@@ -122,8 +122,8 @@ def archive_bytes(remote: RemoteFile, files: Files) -> bytes:
 
 def publish(name: str, content: bytes, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Make an archive the one that the publisher of a data set provides."""
-    checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    remote = replace(archive_of(name), checksum=checksum, bytes=len(content), **changes)
+    digest = hashlib.sha256(content).hexdigest()
+    remote = replace(archive_of(name), sha256=digest, bytes=len(content), **changes)
     monkeypatch.setattr(type(DATA[name][0]), "source", remote)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtailor.core.untrusted_input import parse_json
 from fedtailor.data.formats.npz import map_npz
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError
@@ -80,7 +81,7 @@ def read_cached(path: Path) -> SampleTable:
     """Return the table in a cached file after a check of its format; other programs may write to the cache."""
     try:
         arrays = map_npz(path)
-        info = json.loads(arrays.pop("info").tobytes())
+        info = parse_json(arrays.pop("info").tobytes())
         parts = {n.removeprefix(_PART): array for n, array in arrays.items() if n.startswith(_PART)}
         x: Any = arrays.get("x", parts)
         table = SampleTable(

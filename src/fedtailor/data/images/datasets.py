@@ -163,7 +163,7 @@ class CIFAR100(ArchiveData):
     std: ClassVar[tuple[float, ...] | None] = (0.2673, 0.2564, 0.2762)
     source: ClassVar[Source | RemoteFile | None] = RemoteFile(
         ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
-        "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+        sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
         bytes=168_513_733,
         top="cifar-100-binary",
     )
@@ -195,7 +195,7 @@ class EMNIST(ArchiveData):
     std: ClassVar[tuple[float, ...] | None] = (0.3317,)
     source: ClassVar[Source | RemoteFile | None] = RemoteFile(
         ("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",),
-        "sha256:fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
+        sha256="fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
         bytes=561_753_746,
         top="gzip",
     )
@@ -235,7 +235,7 @@ class TinyImageNet(ArchiveData):
             "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
             "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         ),
-        "sha256:6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
+        sha256="6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
         bytes=248_100_043,
         top="tiny-imagenet-200",
     )

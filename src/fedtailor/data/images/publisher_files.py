@@ -162,7 +162,7 @@ def open_folder(folder: Path, hint: str) -> Iterator[PublisherFiles]:
 def open_published(folder: Path, archive: RemoteFile, marker: str) -> Iterator[PublisherFiles]:
     """Open the unpacked files if a folder contains the file `marker`, directly or in `top`; else open the archive.
 
-    >>> archive = RemoteFile(("https://host/x.zip",), "md5:", bytes=1, top="x")
+    >>> archive = RemoteFile(("https://host/x.zip",), sha256="", bytes=1, top="x")
     >>> with open_published(Path("."), archive, "a.txt") as files:
     ...     files["a.txt"]
     Traceback (most recent call last):

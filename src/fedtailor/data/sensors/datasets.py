@@ -76,7 +76,7 @@ class KUHAR(SensorData):
             "https://data.mendeley.com/public-files/datasets/45f952y38r/files/"
             "49c6120b-59fd-466c-97da-35d53a4be595/file_downloaded",
         ),
-        "sha256:9fe5d0052f2f1d6711afac42ee4badd968116afa8ba4b8ba591f4fdd771c2ec2",
+        sha256="9fe5d0052f2f1d6711afac42ee4badd968116afa8ba4b8ba591f4fdd771c2ec2",
         bytes=161_492_605,
     )
     caches_folder: ClassVar[bool] = True
