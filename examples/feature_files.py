@@ -30,7 +30,7 @@ def main() -> None:
     else:
         name, arrays = CRISIS_MMD, make_crisis_mmd(given.folder, given.image, given.text)
     given.out.mkdir(parents=True, exist_ok=True)
-    np.savez(given.out / name, **arrays)
+    np.savez(given.out / name, allow_pickle=False, **arrays)
     print(f"Saved {len(arrays['label']):,} samples in {given.out / name}")
 
 

@@ -7,16 +7,20 @@ from typing import Annotated, ClassVar, Literal
 from fedtailor.data.dataset import OwnedData, PublishedData
 from fedtailor.data.features.files import read_crema_d, read_crisis_mmd
 from fedtailor.data.sample_table import SampleTable
-from fedtailor.errors import DataError
 
 
-def _not_available(data: PublishedData) -> DataError:
-    steps = f"get it from {data.publisher}, write its features with examples/feature_files.py, and set data.folder"
-    return DataError(f"The features of {data.name} cannot be downloaded; {steps}.")
+class _FeatureFile:
+    """Features in one .npz file, which cannot be downloaded."""
+
+    publisher: ClassVar[str]
+
+    @property
+    def how_to_get(self) -> str:
+        return f"get it from {self.publisher}, write its features with examples/feature_files.py,"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CremaD(OwnedData):
+class CremaD(_FeatureFile, OwnedData):
     """Spoken sentences with four emotions: features of audio and video."""
 
     name: ClassVar[str] = "crema-d"
@@ -31,12 +35,9 @@ class CremaD(OwnedData):
     def read_folder(self, folder: Path) -> SampleTable:
         return read_crema_d(folder)
 
-    def _ensure_downloaded(self) -> Path:
-        raise _not_available(self)
-
 
 @dataclass(frozen=True, kw_only=True)
-class CrisisMMD(PublishedData):
+class CrisisMMD(_FeatureFile, PublishedData):
     """Tweets about disasters, eight humanitarian categories: features of images and texts."""
 
     name: ClassVar[str] = "crisis-mmd"
@@ -55,6 +56,3 @@ class CrisisMMD(PublishedData):
 
     def read_folder(self, folder: Path) -> SampleTable:
         return read_crisis_mmd(folder, self.dev)
-
-    def _ensure_downloaded(self) -> Path:
-        raise _not_available(self)

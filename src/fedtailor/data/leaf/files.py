@@ -94,7 +94,9 @@ def _read_stream(stream: JsonStream, path: Path, is_test: bool, skipped: int) ->
     sizes, lists = dict[str, int](), dict[str, Any]()
     for key in stream.read_keys():
         if key != "user_data":
-            lists[key] = stream.value()
+            value = stream.value()
+            if key in ("users", "num_samples"):  # nothing else stays in memory
+                lists[key] = value
             continue
         for name in stream.read_keys():
             x, y = _check_user(name, stream.value(), sizes)

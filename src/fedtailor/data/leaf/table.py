@@ -1,6 +1,6 @@
 """Join the samples of all users to a `SampleTable`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,18 +39,24 @@ def make_table(
     if not blocks:
         raise DataError("LEAF's files contain no samples; preprocess the data again with a smaller -k.")
     users_of, sizes, tests = (np.array(column) for column in zip(*blocks, strict=True))
-    names = sorted(number)
-    position = np.empty(len(names), np.int64)  # of each user in alphabetical order, which does not depend on the files
-    position[[number[name] for name in names]] = np.arange(len(names))
+    position, names = _sort_names(number)
     return SampleTable(
         join(xs),
         np.concatenate(ys),
         classes=len(class_names),
         owner=np.repeat(position[users_of], sizes),
-        owner_names=tuple(names),
+        owner_names=names,
         is_test=np.repeat(tests, sizes) if len(blocks) > len(number) else None,  # else LEAF split by user
         class_names=tuple(class_names),
     )
+
+
+def _sort_names(number: Mapping[str, int]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return each user's position in alphabetical order, which does not depend on the files, and the sorted names."""
+    names = sorted(number)
+    position = np.empty(len(names), np.int64)
+    position[[number[name] for name in names]] = np.arange(len(names))
+    return position, tuple(names)
 
 
 def to_numbers(values: Sequence[object], problem: str) -> NDArray[np.float64]:
