@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 import fedtailor as ft
 from conftest import error_message
 from fedtailor.data.images.datasets import MNIST
-from fedtailor.data.normalization import NORMALIZATIONS
+from fedtailor.data.normalization import Normalization
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.data.splits.class_fractions import PARTITIONS
 from support.datasets import ListDataset
@@ -378,11 +378,11 @@ def test_with_normalization_of_tokens_or_several_parts_raises() -> None:
 
 
 def test_load_with_normalize_is_recorded_and_reproduced() -> None:
-    for kind in NORMALIZATIONS:
+    for kind in get_args(Normalization):
         fed = ft.load("digits", clients=3, normalize=kind)
         again = ft.load(**fed.settings)
         assert (fed.mean, fed.std) == (again.mean, again.std) and (fed.mean is None) == (kind == "none")
-        assert ft.load("digits", clients=3).with_normalization(kind).settings == fed.settings  # type: ignore[arg-type]
+        assert ft.load("digits", clients=3).with_normalization(kind).settings == fed.settings
     assert "data.normalize" in error_message(lambda: ft.load("digits", normalize=True))
 
 

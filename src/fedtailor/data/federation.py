@@ -25,13 +25,12 @@ from fedtailor.data.samples import (
     CommonTest,
     as_pair,
     check_lengths,
-    check_mask,
+    hold_out_tests,
     join_samples,
     take_common,
     with_sample_axis,
 )
 from fedtailor.data.splits.owners import check_owned, client_names, samples_by_client
-from fedtailor.data.splits.partition import hold_out
 from fedtailor.data.stored_samples import StoredSamples, hash_samples, non_finite_samples
 from fedtailor.errors import DataError
 
@@ -234,16 +233,13 @@ class Federation:
         """Make a federation from samples and their owners; the fraction `test` of each client is held out for testing.
 
         `owners` has either one owner per sample, or one list of sample indices per client. `test` can also be one
-        boolean per sample: whether it is a test sample of its owner. `common_test` is a test set
-        that is common to all clients: a fraction of all samples, drawn with the same proportions of classes, or a list
-        of sample indices; the owners lose these samples. `classes`, `regression`, `mean`, and `std` are explained in
-        `from_arrays`.
+        boolean per sample: whether it is a test sample of its owner. `common_test` is a test set that is common to all
+        clients: a fraction of all samples, drawn with the same proportions of classes, or a list of sample indices; the
+        owners lose these samples. `classes`, `regression`, `mean`, and `std` are explained in `from_arrays`.
 
         >>> Federation.from_owners(torch.zeros(4, 3), [0, 1, 0, 1], ["ann", "ann", "bob", "bob"]).names
         ('ann', 'bob')
         """
-        if isinstance(test, float | int) and not 0 < test < 1:
-            raise DataError(f"test must be a fraction between 0 and 1, got {test}.")
         (encoded,), class_names = encode_labels([y], ["?"])
         x, y = to_inputs(x, "The"), to_targets(encoded, "The")
         check_lengths(x, y, "The")
@@ -251,11 +247,7 @@ class Federation:
         labels = client_names(known if names is None else names, len(owned))
         check_owned(owned, labels, len(y))
         owned, common = take_common(y.numpy(), owned, common_test, seed)
-        if isinstance(test, float | int):
-            parts = [hold_out(y.numpy(), own, test, (seed, client)) for client, own in enumerate(owned)]
-        else:
-            is_test = check_mask(test, len(y))
-            parts = [(own[~is_test[own]], own[is_test[own]]) for own in owned]
+        parts = hold_out_tests(y.numpy(), owned, test, seed)
         train, held = (tuple(torch.from_numpy(part[side]) for part in parts) for side in (0, 1))
         extra = {"class_names": class_names, "common_test": common} | extra
         extra |= {"mean": _as_floats(mean), "std": _as_floats(std)}
@@ -506,7 +498,7 @@ def _as_inputs(
     )
 
 
-def _check(fed: Federation) -> None:
+def _check_normalization(fed: Federation) -> None:
     for values in (fed.mean, fed.std):
         if values is not None and (fed.shape is None or len(values) not in {1, *fed.shape[:1], prod(fed.shape)}):
             expected = "one value per channel or per pixel, for inputs with a single part"
@@ -514,6 +506,10 @@ def _check(fed: Federation) -> None:
     if not all(map(isfinite, fed.mean or ())) or not all(0 < value < inf for value in fed.std or ()):
         got = f"{reprlib.repr(fed.mean)} and {reprlib.repr(fed.std)}"
         raise DataError(f"mean must be finite, and std finite and above 0, got {got}.")
+
+
+def _check(fed: Federation) -> None:
+    _check_normalization(fed)
     if fed.class_names is not None and len(fed.class_names) != fed.classes:
         raise DataError(f"There are {len(fed.class_names)} names of classes, but classes is {fed.classes}.")
     for name, own in zip(fed.names, fed.train, strict=True):

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from math import floor, log10
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 Normalization = Literal["none", "half", "channel", "pixel"]
-NORMALIZATIONS: tuple[str, ...] = get_args(Normalization)
 Statistics = tuple[float, ...]  # one number for all inputs, or one per channel or pixel
 
 _BLOCK_SIZE = 2**22  # values that are converted to float64 at once; this limits memory

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtailor.core.model import Inputs
 from fedtailor.data.splits.class_fractions import Indices
-from fedtailor.data.splits.partition import hold_out_common
+from fedtailor.data.splits.partition import hold_out, hold_out_common
 from fedtailor.errors import DataError
 
 COMMON_TEST_SET = "The common test set"  # in error messages
@@ -42,12 +42,22 @@ def check_lengths(x: Inputs, y: Tensor, whose: str) -> None:
             raise DataError(f"{whose} {kind} have {len(part)} rows, but there are {len(y)} targets.")
 
 
-def check_mask(mask: Any, samples: int) -> NDArray[np.bool_]:
-    """Return one boolean per sample."""
-    found = np.asarray(mask)
-    if found.dtype != bool or found.shape != (samples,):
+def hold_out_tests(
+    labels: NDArray[Any], owned: Sequence[Indices], test: float | Sequence[bool], seed: int
+) -> list[tuple[Indices, Indices]]:
+    """Return each client's training and test samples; `test` is a fraction, or one boolean per sample.
+
+    >>> hold_out_tests(np.zeros(3, int), [np.array([0, 2])], [True, False, False], seed=0)
+    [(array([2]), array([0]))]
+    """
+    if isinstance(test, float | int):
+        if not 0 < test < 1:
+            raise DataError(f"test must be a fraction between 0 and 1, got {test}.")
+        return [hold_out(labels, own, test, (seed, client)) for client, own in enumerate(owned)]
+    is_test = np.asarray(test)
+    if is_test.dtype != bool or is_test.shape != (len(labels),):
         raise DataError("test must be a fraction, or one boolean per sample.")
-    return found
+    return [(own[~is_test[own]], own[is_test[own]]) for own in owned]
 
 
 def join_samples(parts: Sequence[Inputs], owners: Sequence[str], kind: str) -> Any:
