@@ -219,6 +219,16 @@ def show(done: dict[Job, Any]) -> None:
             print(f"| {method} | {' | '.join(format_cell(row.get(column, {})) for column in columns)} |")
 
 
+def show_gain_by_round(done: dict[Job, Any]) -> None:
+    """Print the mean gain on validation data at every evaluation, over all runs of tuning but local training."""
+    runs = [result for job, result in done.items() if job.stage == "tune" and job.method != "local"]
+    pairs = [zip(run["validation_mean"], run["validation_plain"], strict=True) for run in runs if "error" not in run]
+    gains = [[100 * (mean - plain) for mean, plain in run] for run in pairs]
+    if gains:
+        means = [f"{statistics.mean(column):+.1f}" for column in zip(*gains, strict=True)]
+        print(f"\ngain in {len(gains)} runs, every ten rounds: {' '.join(means)}")
+
+
 def format_cell(scores: Scores) -> str:
     """Return both means over seeds, and the number of seeds if there are several."""
     if not all(scores.get(kind) for kind in KINDS):
@@ -237,6 +247,7 @@ def main() -> None:
     done = read_results(options.results)
     if options.stage == "show":
         show(done)
+        show_gain_by_round(done)
         return
     jobs = {"tune": tuning_jobs, "memory": memory_jobs, "all": all_jobs, "activity": activity_jobs}
     planned = list(test_jobs(done) if options.stage == "test" else jobs[options.stage]())
