@@ -197,20 +197,44 @@ def read_results(path: Path) -> dict[Job, Any]:
     return {Job(**{name: one[name] for name in names}): one for one in found}
 
 
+Scores = dict[str, list[float]]  # last model ("plain") or mean ("mean") -> accuracies in %
+
+
 def show(done: dict[Job, Any]) -> None:
-    """Print the mean accuracy in the last round without and with the mean, with the settings chosen for each."""
+    """Print one table per stage: accuracy in the last round of the last models → of their means."""
     chosen = choose(done)
-    table: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    tables: dict[str, dict[Any, dict[str, Scores]]] = defaultdict(lambda: defaultdict(dict))
     for job, result in done.items():
+        column = " ".join(map(str, (*job.setting, *[f"memory {job.memory}"] * (job.stage == "memory"))))
+        cell = tables[job.stage][job.method].setdefault(column, defaultdict(list))
         for kind in KINDS:
-            if job.stage == "test" and chosen[job.data, job.partition, job.method][kind] != (job.lr, job.weight_decay):
-                continue
             is_validation = job.stage in ("tune", "memory")
-            varied = {"tune": (job.lr, job.weight_decay), "memory": (job.memory,)}.get(job.stage, ())
-            row = (job.stage, *job.setting, job.method, *varied)
-            table[row][kind].append(last(result, f"validation_{kind}" if is_validation else kind))
-    for row, scores in sorted(table.items(), key=lambda item: tuple(map(str, item[0]))):
-        print(*row, *(f"{kind} {statistics.mean(values):.1f}" for kind, values in scores.items()), len(scores["mean"]))
+            rates = chosen.get((job.data, job.partition, job.method), {}).get(kind)
+            if job.stage not in ("tune", "test") or rates == (job.lr, job.weight_decay):
+                cell[kind].append(last(result, f"validation_{kind}" if is_validation else kind))
+    for stage, rows in tables.items():
+        columns = sorted({column for row in rows.values() for column in row})
+        print(f"\n{stage}\n| method | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+        for method, row in sorted(rows.items()):
+            print(f"| {method} | {' | '.join(format_cell(row.get(column, {})) for column in columns)} |")
+
+
+def show_gain_by_round(done: dict[Job, Any]) -> None:
+    """Print the mean gain on validation data at every evaluation, over all runs of tuning but local training."""
+    runs = [result for job, result in done.items() if job.stage == "tune" and job.method != "local"]
+    pairs = [zip(run["validation_mean"], run["validation_plain"], strict=True) for run in runs if "error" not in run]
+    gains = [[100 * (mean - plain) for mean, plain in run] for run in pairs]
+    if gains:
+        means = [f"{statistics.mean(column):+.1f}" for column in zip(*gains, strict=True)]
+        print(f"\ngain in {len(gains)} runs, every ten rounds: {' '.join(means)}")
+
+
+def format_cell(scores: Scores) -> str:
+    """Return both means over seeds, and the number of seeds if there are several."""
+    if not all(scores.get(kind) for kind in KINDS):
+        return "–"
+    text = " → ".join(f"{statistics.mean(scores[kind]):.1f}" for kind in KINDS)
+    return text + (f" ({len(scores['mean'])})" if len(scores["mean"]) > 1 else "")
 
 
 def main() -> None:
@@ -223,6 +247,7 @@ def main() -> None:
     done = read_results(options.results)
     if options.stage == "show":
         show(done)
+        show_gain_by_round(done)
         return
     jobs = {"tune": tuning_jobs, "memory": memory_jobs, "all": all_jobs, "activity": activity_jobs}
     planned = list(test_jobs(done) if options.stage == "test" else jobs[options.stage]())

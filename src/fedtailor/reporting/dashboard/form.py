@@ -9,7 +9,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.method import Method
-from fedtailor.data.dataset import PartitionedData
+from fedtailor.data.class_fractions import PARTITIONS
+from fedtailor.data.dataset import BY_INDICES, BY_OWNER, PartitionedData
 from fedtailor.data.datasets import DATASETS
 from fedtailor.errors import RunError, unknown_name
 from fedtailor.experiments.experiment import Experiment, make_experiment
@@ -29,6 +30,7 @@ _SECTIONS: dict[str, tuple[str, type[Any]]] = {  # tables of an experiment with 
     "channel": ("Channel", Channel),
 }
 _CHOICES = {  # string fields that accept only these values
+    "partition": [*PARTITIONS, BY_OWNER, BY_INDICES],
     "engine": ["auto", *ENGINES],
 }
 _FAST_DATASETS = ("digits",)  # data sets that load immediately, so that an experiment can be checked on its data
