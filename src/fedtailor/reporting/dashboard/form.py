@@ -9,9 +9,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.method import Method
-from fedtailor.data.class_fractions import PARTITIONS
 from fedtailor.data.dataset import BY_INDICES, BY_OWNER, PartitionedData
 from fedtailor.data.datasets import DATASETS
+from fedtailor.data.splits.class_fractions import PARTITIONS
 from fedtailor.errors import RunError, unknown_name
 from fedtailor.experiments.experiment import Experiment, make_experiment
 from fedtailor.experiments.overrides import parse_overrides
