@@ -36,3 +36,16 @@ def test_file_of_package_is_found_in_the_configured_index(index: str) -> None:
 )
 def test_missing_file_raises(package: str, name: str, words: str) -> None:
     assert words in error_message(lambda: find_file(package, name))
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("https://ann:secret@host/simple", "has a password; set PIP_INDEX_URL"),
+        ("file:///etc/simple", "neither http nor https"),
+    ],
+)
+def test_other_addresses_raise(monkeypatch: pytest.MonkeyPatch, address: str, words: str) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", address)
+    text = error_message(lambda: find_file("my-package", NAME))
+    assert words in text and "secret" not in text

@@ -14,20 +14,17 @@ import ssl
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.message import Message
 from pathlib import Path
-from typing import IO
-from urllib.parse import urlsplit
 
 from fedtailor.data.download.cache import ALTERNATIVE
+from fedtailor.data.download.http_client import AddressError, open_url
 from fedtailor.data.download.progress import download_progress
 from fedtailor.data.download.source import RemoteFile
 from fedtailor.errors import DataError, reason
 
-_TIMEOUT = 30.0  # seconds without a byte
 _WAITS = (1.0, 2.0, 4.0)  # seconds before each retry; a retry that brings new bytes starts again with the first
 _CHUNK = 1 << 20
 _RETRIED = (408, 425, 429)  # statuses below 500 that can pass
@@ -166,10 +163,10 @@ def _transfer(url: str, file: RemoteFile, part: _PartialFile, update: Callable[[
 
 
 def _open(url: str, part: _PartialFile) -> http.client.HTTPResponse:
-    _check_scheme(url)
-    request = urllib.request.Request(url, headers={"User-Agent": "fedtailor"} | part.range_headers())
     try:
-        response: http.client.HTTPResponse = _opener().open(request, timeout=_TIMEOUT)
+        return open_url(url, part.range_headers())
+    except AddressError as error:
+        raise _Failed(str(error)) from error
     except urllib.error.HTTPError as error:
         error.close()
         problem = f"the server answered {error.code} {error.reason}"
@@ -182,7 +179,6 @@ def _open(url: str, part: _PartialFile) -> http.client.HTTPResponse:
         text = reason(cause) if isinstance(cause, BaseException) else str(cause)
         final = isinstance(cause, socket.gaierror | ssl.SSLCertVerificationError)  # no network, no such server
         raise (_Failed if final else _Dropped)(text) from error
-    return response
 
 
 def _receive(
@@ -218,37 +214,3 @@ def _read(response: http.client.HTTPResponse) -> bytes:
         return response.read1(_CHUNK)
     except (OSError, http.client.HTTPException) as error:
         raise _Dropped(f"the connection was lost, {reason(error)}") from error
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> urllib.request.Request | None:
-        _check_scheme(newurl)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _check_scheme(url: str) -> None:
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise _Failed(f"the address {url} is neither http nor https")
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """Return an opener for http and https through the user's proxies; unlike urllib's own, it reads no local files."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        _Redirects(),
-    ):
-        opener.add_handler(handler)
-    return opener

@@ -8,23 +8,25 @@ import os
 import re
 import subprocess
 import sys
-import urllib.request
 from html.parser import HTMLParser
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from fedtailor.data.download.cache import ALTERNATIVE
+from fedtailor.data.download.http_client import open_url
 from fedtailor.errors import DataError, reason
 
 _DEFAULT_INDEX = re.compile(r"Package\s+Index\s+\(default\s+(\S+?)\)")  # as the help text of pip names it
 _MAX_PAGE = 10**7  # bytes of the page of a package, which lists all its files
-_TIMEOUT = 30.0  # seconds without a byte
 
 
 def find_file(package: str, name: str) -> str:
     """Return the address of a file of a package."""
-    page_url = f"{_index().rstrip('/')}/{re.sub('[-_.]+', '-', package).lower()}/"
+    index = _index()
+    if urlsplit(index).username is not None:  # error messages would contain the password
+        raise DataError(f"The address of the package index has a password; set PIP_INDEX_URL to another, {ALTERNATIVE}")
+    page_url = f"{index.rstrip('/')}/{re.sub('[-_.]+', '-', package).lower()}/"
     try:
-        with _open(page_url) as response:
+        with open_url(page_url, {"Accept": "text/html"}) as response:
             page = response.read(_MAX_PAGE).decode("utf-8", "replace")
             page_url = response.url
     except (OSError, http.client.HTTPException) as error:
@@ -36,7 +38,7 @@ def find_file(package: str, name: str) -> str:
         url = urldefrag(urljoin(page_url, link)).url
         if unquote(urlsplit(url).path).rpartition("/")[2] == name:
             return url
-    raise DataError(f"The package index {page_url} has no file {name}.")
+    raise DataError(f"The package index {page_url} has no file {name}; set PIP_INDEX_URL to another, {ALTERNATIVE}")
 
 
 class _Links(HTMLParser):
@@ -48,14 +50,6 @@ class _Links(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found += [value for key, value in attrs if (tag, key) == ("a", "href") and value]
-
-
-def _open(url: str) -> http.client.HTTPResponse:
-    if urlsplit(url).scheme not in ("http", "https"):  # a page must not name files of this machine
-        raise DataError(f"The address {url} of a package index must start with https://.")
-    request = urllib.request.Request(url, headers={"Accept": "text/html", "User-Agent": "fedtailor"})
-    response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=_TIMEOUT)
-    return response
 
 
 def _index() -> str:
