@@ -103,22 +103,16 @@ def is_cached(name: str) -> bool:
 
 def folder_fingerprint(folder: Path) -> str:
     """Return a hash of the names, sizes, and times of all files in a folder, which changes when the files do."""
-    digest = hashlib.sha256(str(folder.resolve()).encode())
-    for parent, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted(names):
-            with suppress(OSError):  # a link to nothing
-                found = Path(parent, name).stat()
-                digest.update(f"{parent}/{name} {found.st_size} {found.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+    return files_fingerprint(Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
 
 
 def files_fingerprint(files: Iterable[Path]) -> str:
     """Return a hash of the names, sizes, and times of files, which changes when the files do."""
     digest = hashlib.sha256()
-    for path in files:
-        found = path.stat()
-        digest.update(f"{path.resolve()} {found.st_size} {found.st_mtime_ns}\n".encode())
+    for path in sorted(path.absolute() for path in files):
+        with suppress(OSError):  # a link to nothing
+            found = path.stat()
+            digest.update(f"{path} {found.st_size} {found.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
