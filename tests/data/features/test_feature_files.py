@@ -71,11 +71,18 @@ def test_crema_d_script_writes_features_that_become_samples(tmp_path: Path, monk
     assert table.x["video_length"].tolist() == [row % 2 + 1 for row in position]
 
 
+def move_and_link(folder: Path) -> None:
+    """Move a folder out of its parent, and leave a link to it."""
+    moved = folder.rename(folder.parent.parent / folder.name)
+    folder.symlink_to(moved)
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda f: (f / "processedResults" / "summaryTable.csv").unlink(), "give the folder of CREMA-D"),
         (lambda f: (f / "processedResults" / "summaryTable.csv").write_text("a,b\n1,2\n"), "the columns FileName"),
+        (lambda f: move_and_link(f / "AudioWAV"), "'AudioWAV' is a link that leads out of"),
         (lambda f: (f / "AudioWAV" / f"{USED[1]}.wav").unlink(), "summaryTable.csv names it"),
         (lambda f: (f / "AudioWAV" / f"{USED[1]}.wav").write_bytes(b"RIFF"), "is not a WAV file"),
         (lambda f: np.savez(f / "video.npz", id=np.array(["x"]), video=np.ones((1, 2, 5)), video_length=np.array([1])),
@@ -86,11 +93,12 @@ def test_crema_d_script_writes_features_that_become_samples(tmp_path: Path, monk
 def test_crema_d_script_with_damaged_files_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None], words: str
 ) -> None:
-    write_crema_d(tmp_path)
-    damage(tmp_path)
-    command: list[str | Path] = ["crema-d", tmp_path, "--video", tmp_path / "video.npz", "--out", tmp_path]
+    folder = tmp_path / "CREMA-D"
+    write_crema_d(folder)
+    damage(folder)
+    command: list[str | Path] = ["crema-d", folder, "--video", folder / "video.npz", "--out", folder]
     assert words in error_message(lambda: run_example(monkeypatch, "feature_files.py", *command))
-    assert not (tmp_path / "crema-d.npz").exists()
+    assert not (folder / "crema-d.npz").exists()
 
 
 def write_crisis_mmd(folder: Path) -> None:

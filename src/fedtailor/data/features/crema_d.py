@@ -53,9 +53,7 @@ def make_crema_d(folder: Path, video: Path) -> Arrays:
 
 def _read_votes(folder: Path) -> dict[str, str]:
     """Return the emotion that most viewers of each recording recognized."""
-    path = folder / "processedResults" / "summaryTable.csv"
-    if not path.is_file():
-        raise DataError(f"There is no file '{path}'; give the folder of CREMA-D.")
+    path = _find(folder, "processedResults/summaryTable.csv", "; give the folder of CREMA-D")
     try:
         rows = list(csv.DictReader(read_text(path, "The file", _MAX_TABLE).splitlines()))
         votes = {row["FileName"]: row["MultiModalVote"] for row in rows}
@@ -74,11 +72,16 @@ def _speaker(name: str) -> int:
 
 
 def _audio(folder: Path, name: str) -> NDArray[np.float32]:
-    path = folder / "AudioWAV" / f"{name}.wav"
+    return read_audio(_find(folder, f"AudioWAV/{name}.wav", ", but summaryTable.csv names it; download CREMA-D again"))
+
+
+def _find(folder: Path, name: str, fix: str) -> Path:
+    path = folder / name
     if not path.is_file():
-        raise DataError(f"There is no file '{path}', but summaryTable.csv names it; download CREMA-D again.")
-    check_entry(path, folder)
-    return read_audio(path)
+        raise DataError(f"There is no file '{path}'{fix}.")
+    for entry in (path.parent, path):
+        check_entry(entry, folder)
+    return path
 
 
 def read_audio(path: Path) -> NDArray[np.float32]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedtailor.core.untrusted_input import read_text
 from fedtailor.data.features.files import DAMAGES, SPLITS, Arrays, join_features
+from fedtailor.data.formats.folder_entries import check_entry
 from fedtailor.errors import DataError
 
 _MAX_TABLE = 10**8  # bytes of a .tsv file
@@ -29,6 +30,7 @@ def make_crisis_mmd(folder: Path, image: Path, text: Path) -> Arrays:
     fedtailor.errors.DataError: There is no file 'nowhere/task_humanitarian_text_img_train.tsv'; give the folder of ...
     """
     root = next((path for path in (folder / "crisismmd_datasplit_all", folder) if path.is_dir()), folder)
+    check_entry(root, folder)
     parts = [_read_part(root / f"task_humanitarian_text_img_{split}.tsv") for split in SPLITS]
     ids = [name for part in parts for name, _ in part]
     label = np.array([DAMAGES.index(kind) for part in parts for _, kind in part])
@@ -41,6 +43,7 @@ def _read_part(path: Path) -> list[tuple[str, str]]:
     """Return the id and the label of each image."""
     if not path.is_file():
         raise DataError(f"There is no file '{path}'; give the folder of CrisisMMD_v2.0.")
+    check_entry(path, path.parent)
     lines = read_text(path, "The file", _MAX_TABLE).split("\n")
     try:
         rows = list(csv.DictReader(filter(None, lines), delimiter="\t", quoting=csv.QUOTE_NONE))
