@@ -237,6 +237,23 @@ def format_cell(scores: Scores) -> str:
     return text + (f" ({len(scores['mean'])})" if len(scores["mean"]) > 1 else "")
 
 
+def run_all(jobs: list[Job], results: Path, workers: int, seconds: float) -> None:
+    """Run jobs in several processes, and append each result to the file as soon as it is there."""
+    started, count = time.monotonic(), 0
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool, results.open("a") as file:
+        waiting = iter(jobs)
+        running = {pool.submit(run, job) for _, job in zip(range(workers), waiting, strict=False)}
+        while running:
+            finished = next(as_completed(running))
+            running.remove(finished)
+            file.write(json.dumps(finished.result()) + "\n")
+            file.flush()
+            count += 1
+            if time.monotonic() - started < seconds and (job := next(waiting, None)) is not None:
+                running.add(pool.submit(run, job))
+    print(f"{count} runs in {time.monotonic() - started:.0f} s")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["tune", "test", "memory", "all", "activity", "show"])
@@ -253,23 +270,7 @@ def main() -> None:
     planned = list(test_jobs(done) if options.stage == "test" else jobs[options.stage]())
     missing = [job for job in planned if job not in done]
     print(f"{len(planned) - len(missing)} of {len(planned)} runs are done")
-    started, count = time.monotonic(), 0
-    with (
-        ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool,
-        options.results.open("a") as file,
-    ):
-        waiting = iter(missing)
-        running = {pool.submit(run, job) for _, job in zip(range(options.workers), waiting, strict=False)}
-        while running:
-            for future in as_completed(running):
-                running.remove(future)
-                file.write(json.dumps(future.result()) + "\n")
-                file.flush()
-                count += 1
-                if time.monotonic() - started < options.seconds and (job := next(waiting, None)) is not None:
-                    running.add(pool.submit(run, job))
-                break
-    print(f"{count} runs in {time.monotonic() - started:.0f} s")
+    run_all(missing, options.results, options.workers, options.seconds)
 
 
 if __name__ == "__main__":
