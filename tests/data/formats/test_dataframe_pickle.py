@@ -13,6 +13,7 @@ import fedtailor as ft
 from conftest import error_message
 from fedtailor.data.formats.dataframe_pickle import unpickle_data_frames
 from support.data_frame_pickles import FRAME, RECONSTRUCTOR, call, data_frame, data_frames, plain
+from support.malicious_pickle import Trap
 from support.memory import assert_memory_below
 
 FRAMES = {
@@ -34,16 +35,6 @@ def test_unpickle_data_frames_returns_the_columns() -> None:
             assert list(columns) == ["a", "b", "label"]
             for name, values in frame.items():
                 np.testing.assert_array_equal(columns[name], values, strict=True)
-
-
-class Trap:
-    """An object that creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -18,6 +18,7 @@ import fedtailor as ft
 from conftest import error_message
 from fedtailor.data.formats.numpy_pickle import unpickle_arrays
 from fedtailor.experiments.experiment import make_experiment
+from support.malicious_pickle import Trap
 
 Array = NDArray[Any]
 
@@ -110,16 +111,6 @@ def test_unpickle_arrays_reads_pickles_of_numpy_1() -> None:
 
 
 # ---- untrusted files
-
-
-class Trap:
-    """An object that creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
 
 
 @pytest.mark.parametrize("protocol", range(6))
