@@ -19,7 +19,7 @@ from fedtailor.errors import ConfigError, unknown_name
 from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.experiments.own_code import CodeConsent, parse_consent
 from fedtailor.experiments.own_parts import build_data
-from fedtailor.experiments.parsing import field_help
+from fedtailor.experiments.parsing import field_help, first_line
 from fedtailor.methods import METHODS
 from fedtailor.methods.catalog import catalog
 from fedtailor.networks import NETWORKS, describe_network
@@ -129,16 +129,13 @@ def _data_table() -> Table:
     table = Table(*columns, "data, source, license", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name, kind in DATASETS.items():
         available = kind().is_available
-        size = [f"{kind.samples} samples" if kind.samples else "", kind.owners]
-        origin = [kind.publisher, str(getattr(kind, "source", None) or ""), f"License: {kind.license}"]
-        about = [" ".join([_first_line(kind), *[f"{part}." for part in [", ".join(filter(None, size))] if part]])]
-        about += [f"[dim]{escape('; '.join(filter(None, origin)))}[/]"] if kind.license else []
-        table.add_row(name, "" if available is None else "yes" if available else "no", "\n".join(about))
+        size = ", ".join(filter(None, [f"{kind.samples} samples" if kind.samples else "", kind.owners]))
+        about = f"{first_line(kind)} {size}." if size else first_line(kind)
+        if kind.license:
+            origin = [kind.publisher, str(getattr(kind, "source", None) or ""), f"License: {kind.license}"]
+            about += f"\n[dim]{escape('; '.join(filter(None, origin)))}[/]"
+        table.add_row(name, "" if available is None else "yes" if available else "no", about)
     return table
-
-
-def _first_line(kind: type[Any]) -> str:
-    return (kind.__doc__ or "").strip().partition("\n")[0]
 
 
 def _methods_table() -> Table:

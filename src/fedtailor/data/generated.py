@@ -20,7 +20,7 @@ class GeneratedData(PartitionedData):
     """Samples that are drawn at random, with their clients."""
 
     network: ClassVar[str | None] = "logistic"
-    license: ClassVar[str] = "none"
+    license: ClassVar[str] = "none needed"
 
     partition: Annotated[str, "by_owner: the clients of the model; others pool their samples"] = BY_OWNER
     min_size: Annotated[int, "minimum number of samples per client"] = 2

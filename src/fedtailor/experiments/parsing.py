@@ -110,6 +110,15 @@ def field_help(kind: type[Any]) -> dict[str, tuple[str, str]]:
     return {f.name: (_default(f), texts[f.name]) for f in fields(kind) if f.name not in fixed}
 
 
+def first_line(kind: type[Any]) -> str:
+    """Return the first line of a class's docstring, which says what a data set or network is.
+
+    >>> first_line(METHODS["local"]).partition(":")[0]
+    'Local training'
+    """
+    return (kind.__doc__ or "").strip().partition("\n")[0]
+
+
 def _default(field: Field[Any]) -> str:
     """Return a field's default as a flag would write it; a method is written as its name."""
     value = field.default if field.default_factory is MISSING else field.default_factory()

@@ -15,7 +15,7 @@ from fedtailor.data.splits.class_fractions import PARTITIONS
 from fedtailor.errors import RunError, unknown_name
 from fedtailor.experiments.experiment import Experiment, make_experiment
 from fedtailor.experiments.overrides import parse_overrides
-from fedtailor.experiments.parsing import field_help
+from fedtailor.experiments.parsing import field_help, first_line
 from fedtailor.methods import METHODS
 from fedtailor.methods.catalog import catalog
 from fedtailor.networks import NETWORKS
@@ -108,7 +108,7 @@ def _arguments(values: Mapping[str, Any]) -> list[str]:
 
 
 def _described(known: Mapping[str, type[Any]]) -> dict[str, dict[str, Any]]:
-    return {name: {"description": _first_line(cls), "fields": _fields(cls, "")} for name, cls in known.items()}
+    return {name: {"description": first_line(cls), "fields": _fields(cls, "")} for name, cls in known.items()}
 
 
 def _fields(cls: type[Any], prefix: str) -> list[dict[str, Any]]:
@@ -147,7 +147,3 @@ def _input_type(name: str, hint: Any) -> tuple[str, list[str]]:
         return ("integer" if types == [int] else "number"), []
     suggestions = [str(value) for part in types if get_origin(part) is Literal for value in get_args(part)]
     return "text", suggestions
-
-
-def _first_line(cls: type[Any]) -> str:
-    return (cls.__doc__ or "").strip().partition("\n")[0]
