@@ -297,6 +297,7 @@ LETTERS_MAPPING, BAD = "emnist-letters-mapping.txt", b"\xff\xd8\xff nonsense"
         ("emnist", LETTERS_MAPPING, b"1 65 97\n", "does not list the characters of 26 classes"),
         ("emnist", LETTERS_MAPPING, "".join(f"{n} 7\n" for n in range(1, 27)).encode(), "does not list the characters"),
         ("emnist", LETTERS_MAPPING, "".join(f"{n}\n" for n in range(1, 27)).encode(), "does not list the characters"),
+        ("emnist", LETTERS_MAPPING, "".join(f"{n} 0065{9**9}\n" for n in range(1, 27)).encode(), "does not list"),
         ("tiny-imagenet", "wnids.txt", b"n00000001\nn00000001\n", "different WordNet numbers"),
         ("tiny-imagenet", "wnids.txt", b"n00000001\n../..\n", "different WordNet numbers"),
         ("tiny-imagenet", "wnids.txt", b"n00000001\nn00000003\n", "has no folder train/n00000003/images"),

@@ -30,9 +30,12 @@ def _class_names(files: PublisherFiles, split: str) -> tuple[str, ...]:
     name = f"emnist-{split}-mapping.txt"
     rows = [line.split() for line in files.lines(name)]
     labels = [str(label + _first_label(split)) for label in range(SPLITS[split])]
-    valid = [row[0] for row in rows] == labels and all(
-        len(row) > 1 and all(code.isdecimal() and 32 < int(code[:4]) < 127 for code in row[1:]) for row in rows
-    )
+    valid = [row[0] for row in rows] == labels and all(len(row) > 1 and all(map(_is_code, row[1:])) for row in rows)
     if not valid:
         raise DataError(f"{files.describe(name)} does not list the characters of {len(labels)} classes.")
     return tuple("".join(chr(int(code)) for code in row[1:]) for row in rows)
+
+
+def _is_code(text: str) -> bool:
+    """Return whether a text is the number of a printable ASCII character."""
+    return len(text) < 4 and text.isdecimal() and 32 < int(text) < 127
