@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import f1_score, roc_auc_score
+from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 from torch import Tensor, nn
 
 import fedtailor as ft
 from conftest import DivergingNet, TinyNet, tiny_federation
-from fedtailor.core.metrics import accuracy, auc, auc_absent_zero, macro_f1, weighted_f1
+from fedtailor.core.metrics import accuracy, auc, auc_absent_zero, balanced_accuracy, macro_f1, weighted_f1
 from fedtailor.runs.summaries import largest_tenth, plain_mean, weighted_mean, worst_tenth
 
 
@@ -42,6 +42,14 @@ def test_macro_f1_and_auc_equal_sklearn(made: tuple[Tensor, Tensor]) -> None:
     expected = f1_score(targets, outputs.argmax(1), average="macro", zero_division=0)
     assert float(macro_f1(outputs, targets)) == pytest.approx(expected)
     assert float(auc(outputs, targets)) == pytest.approx(sklearn_auc(outputs, targets), nan_ok=True)
+
+
+@given(outputs_and_targets())
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true", "ignore:A single label was found")
+def test_balanced_accuracy_equals_sklearn(made: tuple[Tensor, Tensor]) -> None:
+    outputs, targets = made
+    expected = balanced_accuracy_score(targets, outputs.argmax(1))
+    assert float(balanced_accuracy(outputs, targets)) == pytest.approx(expected)
 
 
 @given(outputs_and_targets())

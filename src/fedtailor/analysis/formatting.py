@@ -11,9 +11,10 @@ import numpy as np
 
 from fedtailor.runs.records import COMMON, GLOBAL, HELD_OUT, TRAIN
 
-PERCENT_METRICS = ("accuracy", "macro_f1", "weighted_f1", "auc", "auc_absent_zero")  # shown in %
+PERCENT_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "auc_absent_zero")  # shown in %
 _METRIC_NAMES = {
-    "macro_f1": "macro F1", "weighted_f1": "weighted F1", "auc": "AUC", "auc_absent_zero": "AUC (absent 0)"
+    "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1", "weighted_f1": "weighted F1", "auc": "AUC",
+    "auc_absent_zero": "AUC (absent 0)",
 }  # fmt: skip
 _PREFIXES = {COMMON: "common ", HELD_OUT: "held-out ", TRAIN: "train ", GLOBAL: "global "}
 _MAX_NAME_LENGTH = 60

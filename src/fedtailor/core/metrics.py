@@ -61,6 +61,20 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) == targets).double().mean()
 
 
+def balanced_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over the classes among the targets of the fraction of their samples that is predicted as them.
+
+    A model that always predicts the majority class has 1/2 if there are two classes, however rare the other one is.
+
+    >>> float(balanced_accuracy(torch.eye(2)[[1, 1, 1, 1]], torch.tensor([0, 1, 1, 1])))  # mean of 0 and 1
+    0.5
+    """
+    classes = targets.bincount().nonzero()
+    is_class = targets == classes
+    correct = (is_class & (outputs.argmax(1) == targets)).sum(1)
+    return (correct.double() / is_class.sum(1)).mean()
+
+
 def macro_f1(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the unweighted mean of F1 over the classes that occur among the targets or the predictions.
 
@@ -132,6 +146,7 @@ CLASSIFICATION_METRICS = {
     name: as_metric(name, function)
     for name, function in {
         "accuracy": accuracy,
+        "balanced_accuracy": balanced_accuracy,
         "macro_f1": macro_f1,
         "weighted_f1": weighted_f1,
         "auc": auc,

@@ -7,6 +7,7 @@ from fedtailor.data.dataset import Data
 from fedtailor.data.features.datasets import CremaD, CrisisMMD
 from fedtailor.data.federation import Federation
 from fedtailor.data.generated import Gaussian, Rectangles
+from fedtailor.data.heart import Heart
 from fedtailor.data.images.datasets import CIFAR10, CIFAR100, EMNIST, MNIST, Digits, FashionMNIST, TinyImageNet
 from fedtailor.data.leaf.datasets import FEMNIST, FEMNISTLetters, Sent140, Shakespeare
 from fedtailor.data.sensors.datasets import HAPT, KUHAR
@@ -17,7 +18,7 @@ DATASETS: dict[str, type[Data]] = {
     kind.name: kind
     for kind in (
         Digits, FashionMNIST, MNIST, EMNIST, CIFAR10, CIFAR100, TinyImageNet,
-        FEMNIST, FEMNISTLetters, Sent140, Shakespeare, HAPT, KUHAR, CremaD, CrisisMMD,
+        FEMNIST, FEMNISTLetters, Sent140, Shakespeare, HAPT, KUHAR, CremaD, CrisisMMD, Heart,
         Gaussian, Rectangles,
         FolderData, PFLlibData, FileData,
     )

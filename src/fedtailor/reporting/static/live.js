@@ -3,7 +3,7 @@
 (() => {
   const { $, h, setText, render, columnClass, renderHead, showFigures } = elements;
   const ACTIVE = ["starting", "running", "stopping"];
-  const PERCENT_METRICS = ["accuracy", "macro_f1", "auc"];
+  const PERCENT_METRICS = ["accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "auc_absent_zero"];
   const runs = new Map(); // name -> row
   const selected = new Set(); // names of runs to compare
   let version = "", order = { key: "last_update", descending: true }, view = {};
