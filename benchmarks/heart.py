@@ -11,12 +11,13 @@ The results are in benchmarks/results/heart.json. On two cores, each part takes 
 import argparse
 import csv
 import json
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from io import StringIO
 from itertools import product
-from math import isnan
+from math import isnan, nan
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
@@ -100,8 +101,8 @@ def flamby_methods() -> dict[str, ft.Method]:
 def flamby_federation(pooled_training: bool) -> ft.Federation:
     """Return FLamby's federation.
 
-    The pooled training and test sets are standardized by the pooled training samples. The hospitals' test sets, on which
-    the pooled model is tested as well, are standardized by each hospital's own training samples.
+    The pooled training and test sets are standardized by the pooled training samples. The hospitals' test sets, on
+    which the pooled model is tested as well, are standardized by each hospital's own training samples.
     """
     raw, own = (ft.load("heart", test="publisher", standardize=standardize) for standardize in (False, True))
     train, test = torch.cat(raw.train), torch.cat(raw.test)
@@ -124,15 +125,20 @@ def run_flamby(job: Job) -> dict[str, Any]:
     return scores(run, [*METRICS, *common])
 
 
+def make_method(name: str, lr: float) -> ft.Method:
+    """Return a method with its default settings and this learning rate."""
+    if name == "averaged":
+        return Averaged(FedAvg(lr=lr))
+    extra = {"share": "all"} if name == "fedapa" else {}  # a logistic regression has no body
+    return METHODS[name](lr=lr, **extra)  # type: ignore[call-arg]
+
+
 def run_personal(job: Job) -> dict[str, Any]:
-    fed = ft.load("heart", seed=job.seed)
-    method: ft.Method
-    if job.method == "averaged":
-        method = Averaged(FedAvg(lr=job.lr))
-    else:
-        extra = {"share": "all"} if job.method == "fedapa" else {}  # a logistic regression has no body
-        method = METHODS[job.method](lr=job.lr, **extra)  # type: ignore[call-arg]
-    is_tuning = job.stage == "tune"
+    fed, is_tuning = ft.load("heart", seed=job.seed), job.stage == "tune"
+    try:
+        method = make_method(job.method, job.lr)
+    except ft.ConfigError:
+        return {"validation": -1.0}  # pFedMe needs lr < 1/λ
     run = ft.simulate(
         method, ft.network("logistic", fed), fed, rounds=20, batch_size=16, seed=job.seed, evaluate_every=20,
         engine="sequential", metrics=METRICS, validation=0.25 if is_tuning else 0.0,
@@ -142,9 +148,11 @@ def run_personal(job: Job) -> dict[str, Any]:
     return scores(run, METRICS)
 
 
-def scores(run: ft.Run, names: list[str]) -> dict[str, list[float]]:
+def scores(run: ft.Run, names: list[str]) -> dict[str, list[float | None]]:
+    """Return metric -> values of the hospitals; None where a metric is undefined."""
     found = {name: run.scores(run.info["ranked_by"], "last", name) for name in names}
-    return {name: [values.get(client, float("nan")) for client in range(4)] for name, values in found.items()}
+    values = {name: [one.get(client, nan) for client in range(4)] for name, one in found.items()}
+    return {name: [None if isnan(value) else value for value in row] for name, row in values.items()}
 
 
 def run_all(jobs: list[Job], workers: int) -> dict[Job, dict[str, Any]]:
@@ -190,10 +198,9 @@ def make_csv(folder: Path) -> str:
     return text.getvalue()
 
 
-def mean(values: list[float]) -> float:
+def mean(values: Iterable[float | None]) -> float:
     """Return the mean of the defined values."""
-    defined = [value for value in values if not isnan(value)]
-    return fmean(defined) if defined else float("nan")
+    return fmean([value for value in values if value is not None])
 
 
 def show(results: dict[str, Any]) -> None:
@@ -228,14 +235,14 @@ def show_personal(found: dict[str, Any]) -> None:
             hospitals = [[seed[metric][client] for seed in seeds] for client in range(4)]
             means = [mean(values) for values in hospitals]
             gains = [
-                mean([a - b for a, b in zip(one[metric], local[metric], strict=True)])
+                mean(None if a is None else a - b for a, b in zip(one[metric], local[metric], strict=True))
                 for one, local in zip(seeds, runs["local"], strict=True)
             ]
             cells = [f"{100 * value:.1f}" for value in (*means, fmean(means))]
             gain = "" if method == "local" else f"{100 * fmean(gains):+.1f} ± {100 * stdev(gains):.1f}"
             title = METHODS[method].class_title()
             print(f"| {title} | {found['lr'][method]} | {' | '.join(cells)} | {gain} |")
-    negatives = sum(not isnan(seed["auc"][2]) for seed in runs["local"])
+    negatives = sum(seed["auc"][2] is not None for seed in runs["local"])
     print(f"\nAUC of Switzerland is defined in {negatives} of {len(runs['local'])} splits")
 
 
