@@ -49,10 +49,11 @@ PRINTED = {  # accuracy on the pooled test set, and on the test sets of the four
 }
 PERSONAL = (
     "local", "centralized", "fedavg", "fedprox", "scaffold", "fedavgft", "perfedavg", "ditto", "pfedme", "averaged",
-    "fedala", "fedamp", "fedapa", "apple", "selffl",
+    "fedala", "fedamp", "fedapa", "apple", "selffl", "fedper", "fedrep",
 )  # fmt: skip
+OWN_INTERCEPT = ("fedper", "fedrep")  # clients share the weights, and each has its own intercept
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-TUNING_SEEDS, TEST_SEEDS = range(100, 105), range(20)
+TUNING_SEEDS, TEST_SEEDS = range(100, 105), range(20, 40)
 
 
 class BinaryLogistic(nn.Module):
@@ -64,6 +65,28 @@ class BinaryLogistic(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.pad(self.head(x), (1, 0))
+
+
+class Intercept(nn.Module):
+    """Adds a bias."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+class OwnIntercept(nn.Module):
+    """Logistic regression whose head is the intercept, for methods with personal heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(13, 2, bias=False), Intercept(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -139,8 +162,9 @@ def run_personal(job: Job) -> dict[str, Any]:
         method = make_method(job.method, job.lr)
     except ft.ConfigError:
         return {"validation": -1.0}  # pFedMe needs lr < 1/λ
+    model = ft.wrap(OwnIntercept) if job.method in OWN_INTERCEPT else ft.network("logistic", fed)
     run = ft.simulate(
-        method, ft.network("logistic", fed), fed, rounds=20, batch_size=16, seed=job.seed, evaluate_every=20,
+        method, model, fed, rounds=20, batch_size=16, seed=job.seed, evaluate_every=20,
         engine="sequential", metrics=METRICS, validation=0.25 if is_tuning else 0.0,
     )  # fmt: skip
     if is_tuning:
@@ -240,7 +264,7 @@ def show_personal(found: dict[str, Any]) -> None:
             ]
             cells = [f"{100 * value:.1f}" for value in (*means, fmean(means))]
             gain = "" if method == "local" else f"{100 * fmean(gains):+.1f} ± {100 * stdev(gains):.1f}"
-            title = METHODS[method].class_title()
+            title = METHODS[method].class_title() + ", own intercept" * (method in OWN_INTERCEPT)
             print(f"| {title} | {found['lr'][method]} | {' | '.join(cells)} | {gain} |")
     negatives = sum(seed["auc"][2] is not None for seed in runs["local"])
     print(f"\nAUC of Switzerland is defined in {negatives} of {len(runs['local'])} splits")
