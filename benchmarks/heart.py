@@ -11,6 +11,7 @@ The results are in benchmarks/results/heart.json. On two cores, each part takes 
 import argparse
 import csv
 import json
+import re
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -176,7 +177,7 @@ def scores(run: ft.Run, names: list[str]) -> dict[str, list[float | None]]:
     """Return metric -> values of the hospitals; None where a metric is undefined."""
     found = {name: run.scores(run.info["ranked_by"], "last", name) for name in names}
     values = {name: [one.get(client, nan) for client in range(4)] for name, one in found.items()}
-    return {name: [None if isnan(value) else value for value in row] for name, row in values.items()}
+    return {name: [None if isnan(value) else round(value, 5) for value in row] for name, row in values.items()}
 
 
 def run_all(jobs: list[Job], workers: int) -> dict[Job, dict[str, Any]]:
@@ -285,7 +286,8 @@ def main() -> None:
     if options.stage != "show":
         results[options.stage] = (reproduce if options.stage == "flamby" else personalize)(options.workers)
         results |= {"date": str(date.today()), "torch": torch.__version__}
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        text = json.dumps(results, indent=1)
+        RESULTS.write_text(re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
         results = json.loads(RESULTS.read_text())
     show(results)
 
