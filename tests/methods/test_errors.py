@@ -43,7 +43,7 @@ INVALID: dict[type[ft.Method], dict[str, list[Any]]] = {  # method -> field -> i
     },
     m.LAG: {"threshold": [NAN], "warmup": [-1], "layers": ["outer"], "inner": ["fedavg", m.FedAvg]},
     m.FedAPA: {
-        "weight_lr": [-0.1, NAN], "self_weight": [0.0, 1.5], "share": ["head"], "variant": ["text"],
+        "weight_lr": [-0.1, NAN], "self_weight": [-0.1, 1.5], "share": ["head"], "variant": ["text"],
         "weight_momentum": [1.0, -0.1],
     },
     m.FedAMP: {"alpha": [0.0, 2.0], "sigma": [0.0], "lam": [-1.0, 9.0], "attention": ["dot"], "self_weight": [2.0]},
