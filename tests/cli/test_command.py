@@ -195,6 +195,7 @@ def test_resume_finishes_an_interrupted_run_and_shows_it(tmp_path: Path) -> None
         ("methods", ["scaffold", "SCAFFOLD", "Self-FL", "ICML 2020", "client state: control variate; personal: no"]),
         ("methods fedprox", ["mu = 0.1 μ"]),
         ("data", ["cifar10", "folder", "pfllib"]),
+        ("data hapt", ["window = 128", "10,929", "License:"]),
         ("networks", ["lenet5", "hidden"]),
     ],
 )

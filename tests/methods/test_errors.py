@@ -34,7 +34,7 @@ INVALID: dict[type[ft.Method], dict[str, list[Any]]] = {  # method -> field -> i
     m.FedSim: {"weights": ["half"], "split": [[]]},
     m.FedAPM: {
         "rho": [0.0, -0.1, NAN], "sigma": [-0.1], "accuracy_decay": [0.0, 1.0], "accuracy_start": [-1.0, NAN],
-        "epochs_personal": [0], "epochs_shared": [0], "weight_decay": [-0.1], "alpha": ["half"], "start": ["there"],
+        "epochs_personal": [-1], "epochs_shared": [-1], "weight_decay": [-0.1], "alpha": ["half"], "start": ["there"],
         "order": ["never"], "split": [[]],
     },
     m.FedLAG: {
@@ -43,7 +43,7 @@ INVALID: dict[type[ft.Method], dict[str, list[Any]]] = {  # method -> field -> i
     },
     m.LAG: {"threshold": [NAN], "warmup": [-1], "layers": ["outer"], "inner": ["fedavg", m.FedAvg]},
     m.FedAPA: {
-        "weight_lr": [-0.1, NAN], "self_weight": [0.0, 1.5], "share": ["head"], "variant": ["text"],
+        "weight_lr": [-0.1, NAN], "self_weight": [-0.1, 1.5], "share": ["head"], "variant": ["text"],
         "weight_momentum": [1.0, -0.1],
     },
     m.FedAMP: {"alpha": [0.0, 2.0], "sigma": [0.0], "lam": [-1.0, 9.0], "attention": ["dot"], "self_weight": [2.0]},
@@ -81,6 +81,8 @@ def test_method_with_invalid_field_raises(kind: type[ft.Method]) -> None:
 def test_fields_that_are_invalid_together_raise() -> None:
     assert "lam must be below" in error_message(lambda: m.LpProj(p=2.0, lam=30.0))
     assert "rho" in error_message(lambda: m.FedAPM(rho=-0.1, duals=False))
+    assert "nothing is trained" in error_message(lambda: m.FedAPM(epochs_personal=0, epochs_shared=0))
+    assert "nothing is trained" in error_message(lambda: m.FedAPM(epochs_shared=0, order="together"))
     assert "if distances are relative" in error_message(lambda: m.FedAMP(alpha=2.0))
     assert "from 0 to alpha/lr" in error_message(lambda: m.FedAMP(lam=9.0))
     assert "above 0, so that no real sample is sent unchanged" in error_message(lambda: m.FedAF(noise=0.0))

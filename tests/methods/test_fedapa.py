@@ -19,6 +19,7 @@ CASES: dict[str, dict[str, Any]] = {
     "momentum": {"weight_lr": 0.05, "lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "epochs": 3},
     "weight_momentum": {"weight_lr": 0.05, "weight_momentum": 0.5},
     "self_weight": {"weight_lr": 0.05, "self_weight": 0.2},
+    "no_self_weight": {"weight_lr": 0.05, "self_weight": 0.0},  # Table 4; a row without other weights stays as it is
     "no_clip": {"weight_lr": 0.05, "clip": False},
     "no_self_adjust": {"weight_lr": 0.05, "self_adjust": False},
     "no_normalize": {"weight_lr": 0.05, "normalize": False},

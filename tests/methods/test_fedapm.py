@@ -64,6 +64,8 @@ CASES: dict[str, dict[str, Any]] = {
     "no early stopping": {"lr": 1.0, "accuracy_start": 0},
     "absolute accuracy": {"lr": 1.0, "accuracy_start": 0.002, "accuracy_decay": 0.8},
     "unequal epochs": {"lr": 0.7, "epochs_personal": 1, "epochs_shared": 4, "accuracy_start": 0.0005},
+    "shared part only": {"lr": 1.0, "epochs_personal": 0},
+    "personal part only": {"lr": 1.0, "epochs_shared": 0},
     "weight decay": {"lr": 1.0, "weight_decay": 0.01},
     "personal input": {"lr": 1.0, "split": "input"},
     "list of layers": {"lr": 1.0, "split": ["fc2"]},

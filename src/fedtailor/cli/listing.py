@@ -120,7 +120,10 @@ def _fields_table(what: str, name: str) -> Table:
     else:
         raise unknown_name(_SINGULAR[what], name, known)
     title = kind.class_title() if issubclass(kind, Method) else ""
-    return _table(_SINGULAR[what], {name: (kind.__doc__ or "", field_help(kind))}, title=title)
+    about = kind.__doc__ or ""
+    if issubclass(kind, Data) and kind.license:
+        about = " ".join(filter(None, [about, _size(kind), _origin(kind)]))
+    return _table(_SINGULAR[what], {name: (about, field_help(kind))}, title=title)
 
 
 def _data_table() -> Table:
@@ -129,13 +132,22 @@ def _data_table() -> Table:
     table = Table(*columns, "data, source, license", box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name, kind in DATASETS.items():
         available = kind().is_available
-        size = ", ".join(filter(None, [f"{kind.samples} samples" if kind.samples else "", kind.owners]))
-        about = f"{first_line(kind)} {size}." if size else first_line(kind)
-        if kind.license:
-            origin = [kind.publisher, str(getattr(kind, "source", None) or ""), f"License: {kind.license}"]
-            about += f"\n[dim]{escape('; '.join(filter(None, origin)))}[/]"
-        table.add_row(name, "" if available is None else "yes" if available else "no", about)
+        about = [" ".join(filter(None, [first_line(kind), _size(kind)]))]
+        about += [f"[dim]{escape(_origin(kind))}[/]"] if kind.license else []
+        table.add_row(name, "" if available is None else "yes" if available else "no", "\n".join(about))
     return table
+
+
+def _size(kind: type[Data]) -> str:
+    """Return the numbers of samples and of natural clients as a sentence; empty if they are unknown."""
+    size = ", ".join(filter(None, [f"{kind.samples} samples" if kind.samples else "", kind.owners]))
+    return f"{size[0].upper()}{size[1:]}." if size else ""
+
+
+def _origin(kind: type[Data]) -> str:
+    """Return where a data set comes from, and its license."""
+    source = str(getattr(kind, "source", None) or "")
+    return "; ".join(filter(None, [kind.publisher, source, f"License: {kind.license}"]))
 
 
 def _methods_table() -> Table:

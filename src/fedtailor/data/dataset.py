@@ -239,9 +239,13 @@ class PublishedData(PartitionedData):
         return read_cached(self._ensure_downloaded())
 
     def download(self) -> Path | None:
-        if self.folder is not None and self.caches_folder:
-            return self._ensure_converted(Path(self.folder).expanduser())
-        return self._installed or self._ensure_downloaded()
+        if self.folder is None:
+            return self._installed or self._ensure_downloaded()
+        folder = Path(self.folder).expanduser()
+        if self.caches_folder:
+            return self._ensure_converted(folder)
+        self.read_folder(folder)  # the files are used in place; an error says what is missing
+        return None
 
     @property
     def is_available(self) -> bool | None:
@@ -273,7 +277,8 @@ class PublishedData(PartitionedData):
         return ensure_cached(name, source, 0, lambda work: self._convert(folder))
 
     def _convert(self, folder: Path) -> SampleTable:
-        log.warning("Converting the files of %s in '%s', which is done once.", self.name, folder)
+        if folder.is_dir():
+            log.warning("Converting the files of %s in '%s', which is done once.", self.name, folder)
         return self.read_folder(folder)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
-from fedtailor.core.fields import FractionAbove0, FractionBelow1, NonNegative
+from fedtailor.core.fields import Fraction, FractionBelow1, NonNegative
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.trees import Tree, combine, dots, put, repeat, squared_norms, sub
@@ -27,9 +27,7 @@ class FedAPA(LocalTraining):
     """
 
     weight_lr: Annotated[NonNegative, "η_A, learning rate of the aggregation weights"] = 0.01
-    self_weight: Annotated[FractionAbove0, "μ, weight of the own body before the row is normalized (1 in the code)"] = (
-        0.5
-    )
+    self_weight: Annotated[Fraction, "μ, weight of the own body before the row is normalized (1 in the code)"] = 0.5
     clip: Annotated[bool, "clip weights to [0, 1]"] = True
     self_adjust: Annotated[bool, "set the own weight to μ"] = True
     normalize: Annotated[bool, "normalize rows to sum 1"] = True

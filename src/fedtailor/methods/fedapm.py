@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
-from fedtailor.core.fields import InnerFraction, NonNegative, Positive, PositiveInt
+from fedtailor.core.fields import InnerFraction, NonNegative, NonNegativeInt, Positive
 from fedtailor.core.local_training import ScheduledMethod
 from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.model import Model
@@ -32,8 +32,12 @@ class FedAPM(ScheduledMethod):
     """
 
     lr: _Rate = None  # type: ignore[assignment]  # a number in all other methods
-    epochs_personal: Annotated[PositiveInt, "local epochs of the personal part, if order is alternate"] = 3
-    epochs_shared: Annotated[PositiveInt, "maximum number of local epochs of the shared part"] = 3
+    epochs_personal: Annotated[
+        NonNegativeInt, "local epochs of the personal part, if order is alternate; 0: it keeps its initial values"
+    ] = 3
+    epochs_shared: Annotated[
+        NonNegativeInt, "maximum number of local epochs of the shared part; 0: it keeps its initial values"
+    ] = 3
     weight_decay: Annotated[NonNegative, "weight decay of local SGD (0.01 in the authors' code)"] = 0.0
     split: Annotated[Split, "the personal part: output, input, split_input, or a list of layers"] = "output"
     rho: Annotated[NonNegative, "ρ, weight of the penalty that keeps u_i close to u (0.01 in the paper)"] = 0.003
@@ -63,6 +67,8 @@ class FedAPM(ScheduledMethod):
         super().__post_init__()
         require_split(self, self.split)
         self.require(self.rho > 0 or not self.duals, "rho", "above 0, because the dual variables are divided by it")
+        trains = self.epochs_shared > 0 or (self.epochs_personal > 0 and self.order == "alternate")
+        self.require(trains, "epochs_shared", "above 0, because otherwise nothing is trained")
 
     @property
     def uses_plain_mean(self) -> bool:

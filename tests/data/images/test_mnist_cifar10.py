@@ -33,6 +33,13 @@ def test_read_folder_prefers_unzipped_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(read(tmp_path, "mnist", zipped).x)[:, 0], GRAY)
 
 
+def test_get_with_a_folder_checks_the_folder_instead_of_downloading(tmp_path: Path) -> None:
+    folder = write_files(tmp_path, FILES["mnist"])
+    assert MNIST(folder=str(folder)).download() is None
+    (folder / IMAGES).unlink()
+    assert f"has no {IMAGES}" in error_message(MNIST(folder=str(folder)).download)
+
+
 @pytest.mark.parametrize("kind", ["records", "sheets"])
 def test_read_folder_of_cifar10_returns_images(kind: str, tmp_path: Path) -> None:
     table = read(tmp_path, kind, {})
