@@ -28,6 +28,7 @@ SOME_METHODS = pytest.mark.parametrize("name", METHOD_PARAMS)
 SMALL_STEPS: dict[str, dict[str, Any]] = {  # fields for a small step size, where `lr` alone does not set it
     "fedapm": {"lr": 0.02, "alpha": "one"},
     "lag": {"inner": ft.methods.FedAvg(lr=0.02)},
+    "averaged": {"inner": ft.methods.FedAvg(lr=0.02)},
 }
 SCHEDULE = [[0, 1, 2, 3], [0, 3], [1, 2, 3]]  # all clients, then some, then one that was absent
 # variants that learn from the first round on, so that three rounds reach all of their code
