@@ -7,7 +7,7 @@ from rich.table import Table
 
 from fedtailor.analysis.client_gains import gains_over_local, has_known_uncertainty
 from fedtailor.analysis.comparison import SAME_START
-from fedtailor.analysis.formatting import ScoreFormat, join_names, percent
+from fedtailor.analysis.formatting import ScoreFormat, format_megabytes, join_names, percent
 from fedtailor.analysis.rows import metric_group, moments_of, other_metric_names, over_seeds
 from fedtailor.analysis.run_length import early_stopping_note
 from fedtailor.analysis.run_summary import Comparison
@@ -88,7 +88,7 @@ def generalization_table(group: Comparison) -> Table | None:
 
 def train_and_global_table(group: Comparison) -> Table | None:
     """Return the scores on training samples and of the global model; None if there are none."""
-    return _prefixed_table(group, (TRAIN, GLOBAL), "On training samples, and of the global model")
+    return _prefixed_table(group, (TRAIN, GLOBAL), "Training samples or global model")
 
 
 def _prefixed_table(group: Comparison, prefixes: Sequence[str], title: str) -> Table | None:
@@ -118,13 +118,14 @@ def cost_table(group: Comparison, target: float | None = None) -> Table:
 
     def row(label: str, runs: Sequence[Run]) -> list[str]:
         up, down, seconds = (mean(run.total(key) for run in runs) for key in ("bytes_up", "bytes_down", "seconds"))
-        megabytes = [_NONE] * 2 if group.is_centralized(label) else [f"{up / 1e6:.1f}", f"{down / 1e6:.1f}"]
+        megabytes = [_NONE] * 2 if group.is_centralized(label) else [format_megabytes(up), format_megabytes(down)]
         shown = [*megabytes, f"{seconds:.1f}"]
         if target is None:
             return shown
         cost = target_cost(group, label, target)
-        reached = [_NONE if value is None else f"{value:.1f}" for value in (cost.rounds, cost.megabytes, cost.seconds)]
-        return [*shown, *reached, f"{cost.seeds_reaching} of {cost.seeds}"]
+        sent = _NONE if cost.bytes is None else format_megabytes(cost.bytes)
+        rounds, time = (_NONE if value is None else f"{value:.1f}" for value in (cost.rounds, cost.seconds))
+        return [*shown, rounds, sent, time, f"{cost.seeds_reaching} of {cost.seeds}"]
 
     to_target = [] if target is None else ["rounds to target", "MB to target", "s to target", "seeds reaching"]
     table = _table(group, "Cost of a run", ["MB up", "MB down", "s", *_in_two_lines(to_target)], row)

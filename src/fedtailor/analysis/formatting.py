@@ -271,6 +271,16 @@ def format_bytes(amount: float) -> str:
     return f"{amount / 1000**power:.3g} {'kMGTP'[power - 1]}B"
 
 
+def format_megabytes(amount: float) -> str:
+    """Return bytes in MB with one decimal; small amounts have two significant digits, so that they are not 0.
+
+    >>> format_megabytes(2e6), format_megabytes(8_400), format_megabytes(0)
+    ('2.0', '0.0084', '0.0')
+    """
+    megabytes = amount / 1e6
+    return f"{megabytes:.1f}" if megabytes >= 0.1 or not megabytes else f"{megabytes:.2g}"
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration in seconds, minutes, or hours.
 

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from rich import box
 from rich.table import Table
 
-from fedtailor.analysis.formatting import ScoreFormat, count_of, shorten
+from fedtailor.analysis.formatting import ScoreFormat, count_of, format_megabytes, shorten
 from fedtailor.analysis.rows import metric_group, other_metric_names
 from fedtailor.analysis.run_length import early_stopping_note, rounds_in_words
 from fedtailor.runs.records import COMMON, GLOBAL, HELD_OUT, TRAIN
@@ -35,13 +35,13 @@ def run_table(run: Run) -> Table:
     for name in (others := other_metric_names([run])):
         shown = (_value(name, summary["metrics"][name]["weighted"]) for summary in chosen.values())
         table.add_row(ScoreFormat(name).name, *shown)
-    up, down = (run.total(name) / 1e6 for name in ("bytes_up", "bytes_down"))
+    up, down = (format_megabytes(run.total(name)) for name in ("bytes_up", "bytes_down"))
     diverged = run.records[-1].get("diverged", [])
     table.caption = f"{len(diverged)} clients diverged: try a smaller lr. " if diverged else ""
     table.caption += _failures(run)
     table.caption += _as_sentence(early_stopping_note([run]))
     table.caption += f"{run.total('seconds'):.1f} s of training, engine {run.info['engine']}; "
-    table.caption += f"{up:.1f} MB up and {down:.1f} MB down in total. "
+    table.caption += f"{up} MB up and {down} MB down in total. "
     if (epsilon := run.records[-1].get("epsilon")) is not None:
         table.caption += f"ε = {epsilon:.3g} at δ = {run.experiment['channel']['delta']:g}. "
     table.caption += (

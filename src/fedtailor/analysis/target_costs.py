@@ -16,10 +16,6 @@ class TargetCost:
     bytes: float | None  # sent in both directions
     seconds: float | None  # of training
 
-    @property
-    def megabytes(self) -> float | None:
-        return None if self.bytes is None else self.bytes / 1e6
-
 
 def first_reaching(summary: RunSummary, target: float) -> int | None:
     """Return the position of the first evaluated round whose score, over all test samples and at the moment that ranks

@@ -5,7 +5,7 @@ from math import log10
 from statistics import mean
 from typing import Any
 
-from fedtailor.analysis.formatting import format_bytes, format_duration, method_in_text, round_digits
+from fedtailor.analysis.formatting import format_bytes, format_duration, format_megabytes, method_in_text, round_digits
 from fedtailor.analysis.run_summary import Comparison
 from fedtailor.reporting.figures.curves import mean_curve, mean_spent
 from fedtailor.reporting.figures.drawing import (
@@ -192,10 +192,10 @@ def _cost_table(group: Comparison) -> Table:
     rows = []
     for label in group.methods:
         cost, reached = total_cost(group, label), bytes_to_match_local(group, label)
-        until_local = "never" if reached is None else f"{reached / 1e6:.2f}"
+        until_local = "never" if reached is None else format_megabytes(reached)
         epsilon = next((d.epsilon for d in group.methods[label] if d.epsilon is not None), None)
         rows.append([
-            label, group.fmt.plain(group.score(label)), f"{cost['up'] / 1e6:.2f}", f"{cost['down'] / 1e6:.2f}",
+            label, group.fmt.plain(group.score(label)), format_megabytes(cost["up"]), format_megabytes(cost["down"]),
             f"{cost['seconds']:.2f}", "" if group.baseline in (None, label) else until_local,
             "" if epsilon is None else f"{epsilon:.3g}",
         ])  # fmt: skip
