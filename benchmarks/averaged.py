@@ -5,6 +5,7 @@ python benchmarks/averaged.py test --workers 8     # the chosen settings with th
 python benchmarks/averaged.py memory --workers 8   # the memory, judged on validation data
 python benchmarks/averaged.py all --workers 8      # all methods on one of the settings
 python benchmarks/averaged.py activity --workers 8 # activities of thirty people, one client each
+python benchmarks/averaged.py further --workers 8  # variants of the mean, judged on validation data
 python benchmarks/averaged.py show                 # print the tables
 
 A run evaluates each client's model as it last trained it and the mean of its models: the mean changes nothing in
@@ -30,30 +31,17 @@ from typing import Any
 import torch
 
 import fedtailor as ft
-from fedtailor.core.trees import Tree, select
-from fedtailor.methods import METHODS, Averaged
+from averaged_variants import VARIANTS, LayerMemory, Variant
+from fedtailor.methods import METHODS
 
 RESULTS = Path(__file__).parent / "results" / "averaged.jsonl"
 METHOD_NAMES = ("local", "fedavg", "fedrep", "fedbabu", "fedala", "fedapa", "fedlag", "fedpac", "ditto", "selffl")
 TUNING_SEED, TEST_SEEDS = 0, (20, 21, 22)
-RATES, DECAYS, MEMORIES = (0.02, 0.05), (0.0, 1e-3), (0.5, 0.8, 0.9, 0.95, 0.98)
+RATES, DECAYS = (0.02, 0.05), (0.0, 1e-3)
+MEMORIES = ((0.5, 0.8), (0.95, 0.98))  # two in a run; 0.9 is in the stage "tune"
 UNSUITABLE = ("centralized", "averaged")
-KINDS = ("plain", "mean")
-
-
-@dataclass(frozen=True)
-class Both(Averaged):
-    """Averaged personal models that are evaluated as `trained`, with the last trained models as `received`."""
-
-    def init_client(self, setup: ft.Setup) -> Tree:
-        return super().init_client(setup) | {"last": self.init_personal(setup)}
-
-    def train(self, ctx: ft.ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        new, upload = super().train(ctx, state, message)
-        return new | {"last": self.inner.trained(ctx, new["inner"], message, upload)}, upload
-
-    def personalize(self, ctx: ft.ClientContext, state: Tree, message: Tree) -> Tree:
-        return select(state["count"] > 0, state["last"], super().personalize(ctx, state, message))
+KINDS = ("plain", "mean")  # the last trained model or a variant's model, and the mean
+VALIDATION_STAGES = ("tune", "memory", "further")
 
 
 @dataclass(frozen=True)
@@ -69,6 +57,7 @@ class Job:
     weight_decay: float
     seed: int
     memory: float = 0.9
+    other_memory: float = 0.0  # of the other mean; 0: the last trained model
 
     @property
     def rounds(self) -> int:
@@ -84,11 +73,16 @@ class Job:
 
     def make_method(self) -> ft.Method:
         """Return the method with this learning rate and weight decay, as far as it has these settings."""
+        if self.method in VARIANTS:
+            return VARIANTS[self.method]()
         kind = METHODS[self.method]
         known = {f.name for f in fields(kind)} - kind.fixed_settings.keys()
         wanted = {"lr": self.lr, "weight_decay": self.weight_decay, "epochs": 2}
         wanted |= {"sampled": True} if self.method == "local" else {}
-        return Both(kind(**{name: value for name, value in wanted.items() if name in known}), memory=self.memory)
+        inner = kind(**{name: value for name, value in wanted.items() if name in known})
+        if self.other_memory:
+            return LayerMemory(inner, memory=self.memory, head=self.other_memory, body=self.other_memory)
+        return Variant(inner, memory=self.memory)
 
 
 def settings() -> Iterator[tuple[str, str, int]]:
@@ -124,13 +118,19 @@ def test_jobs(done: dict[Job, Any]) -> Iterator[Job]:
 def memory_jobs() -> Iterator[Job]:
     for setting in settings():
         for method in ("fedavg", "fedlag", "ditto") if setting[2] == 20 else ():
-            for memory in MEMORIES:
-                yield Job("memory", *setting, method, 0.05, 1e-3, TUNING_SEED, memory)
+            for other, memory in MEMORIES:
+                yield Job("memory", *setting, method, 0.05, 1e-3, TUNING_SEED, memory, other)
+
+
+def further_jobs() -> Iterator[Job]:
+    for setting in settings():
+        for method in VARIANTS if setting[2] == 20 else ():
+            yield Job("further", *setting, method, 0.05, 1e-3, TUNING_SEED)
 
 
 def all_jobs() -> Iterator[Job]:
     for seed in TEST_SEEDS:
-        for method in METHODS.keys() - UNSUITABLE:
+        for method in sorted(METHODS.keys() - UNSUITABLE):
             yield Job("all", "cifar10", "dirichlet", 20, method, 0.05, 1e-3, seed)
 
 
@@ -175,7 +175,7 @@ def run(job: Job) -> dict[str, Any]:
     try:
         found = ft.simulate(
             job.make_method(), model, fed, rounds=job.rounds, participation=job.participation, seed=job.seed,
-            validation=0.2 if job.stage in ("tune", "memory") else 0.0, evaluate_every=10, metrics=["accuracy"],
+            validation=0.2 if job.stage in VALIDATION_STAGES else 0.0, evaluate_every=10, metrics=["accuracy"],
         )  # fmt: skip
     except ft.FedTailorError as error:
         return asdict(job) | {"error": str(error)}
@@ -191,10 +191,9 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def read_results(path: Path) -> dict[Job, Any]:
-    names = [f.name for f in fields(Job)]
     lines = path.read_text().splitlines() if path.is_file() else []
     found = [json.loads(line) for line in lines if line.endswith("}")]
-    return {Job(**{name: one[name] for name in names}): one for one in found}
+    return {Job(**{f.name: one.get(f.name, f.default) for f in fields(Job)}): one for one in found}
 
 
 Scores = dict[str, list[float]]  # last model ("plain") or mean ("mean") -> accuracies in %
@@ -205,10 +204,12 @@ def show(done: dict[Job, Any]) -> None:
     chosen = choose(done)
     tables: dict[str, dict[Any, dict[str, Scores]]] = defaultdict(lambda: defaultdict(dict))
     for job, result in done.items():
-        column = " ".join(map(str, (*job.setting, *[f"memory {job.memory}"] * (job.stage == "memory"))))
+        column = " ".join(
+            map(str, (*job.setting, *[f"memory {job.other_memory} and {job.memory}"] * (job.stage == "memory")))
+        )
         cell = tables[job.stage][job.method].setdefault(column, defaultdict(list))
         for kind in KINDS:
-            is_validation = job.stage in ("tune", "memory")
+            is_validation = job.stage in VALIDATION_STAGES
             rates = chosen.get((job.data, job.partition, job.method), {}).get(kind)
             if job.stage not in ("tune", "test") or rates == (job.lr, job.weight_decay):
                 cell[kind].append(last(result, f"validation_{kind}" if is_validation else kind))
@@ -256,7 +257,7 @@ def run_all(jobs: list[Job], results: Path, workers: int, seconds: float) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["tune", "test", "memory", "all", "activity", "show"])
+    parser.add_argument("stage", choices=["tune", "test", "memory", "all", "activity", "further", "show"])
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after this time")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -266,7 +267,13 @@ def main() -> None:
         show(done)
         show_gain_by_round(done)
         return
-    jobs = {"tune": tuning_jobs, "memory": memory_jobs, "all": all_jobs, "activity": activity_jobs}
+    jobs = {
+        "tune": tuning_jobs,
+        "memory": memory_jobs,
+        "all": all_jobs,
+        "activity": activity_jobs,
+        "further": further_jobs,
+    }
     planned = list(test_jobs(done) if options.stage == "test" else jobs[options.stage]())
     missing = [job for job in planned if job not in done]
     print(f"{len(planned) - len(missing)} of {len(planned)} runs are done")
