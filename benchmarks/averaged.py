@@ -169,6 +169,7 @@ def load(data: str, partition: str, clients: int, seed: int) -> ft.Federation:
 
 def run(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
+    torch.cuda.empty_cache()  # other processes need it
     fed = load(*job.setting, job.seed)
     model = ft.network("activity" if job.data == "hapt" else "lenet5", fed)
     started = time.perf_counter()
