@@ -3,6 +3,8 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -48,20 +50,31 @@ class CudaGraphLoop:
             graph.replay()
         return state
 
+    # All graphs share memory, because they run one after another and leave nothing in it. Free memory is reused only in
+    # the same pool and on the same stream, so both live as long as the loop.
+
+    @cached_property
+    def _pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        stream: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        return stream
+
     def _capture(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         """Return the graph of a step, or None if it cannot be captured, for example because it calls `.item()`."""
         graph, failure, main_stream = torch.cuda.CUDAGraph(), None, torch.cuda.current_stream(self._device)
-        stream: torch.cuda.Stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(main_stream)
-        with torch.cuda.stream(stream), _no_garbage_collection():
-            graph.capture_begin(capture_error_mode="thread_local")
+        self._stream.wait_stream(main_stream)
+        with torch.cuda.stream(self._stream), _no_garbage_collection():
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 step()
             except BaseException as error:
                 failure = error
             with nullcontext() if failure is None else suppress(RuntimeError):
                 graph.capture_end()
-        main_stream.wait_stream(stream)
+        main_stream.wait_stream(self._stream)
         self._graphs.append(graph)
         if isinstance(failure, torch.OutOfMemoryError) or not isinstance(failure, RuntimeError | None):
             raise failure
@@ -69,10 +82,10 @@ class CudaGraphLoop:
         return graph if self._can_capture else None
 
     def release(self) -> None:
-        """Wait until all replays are finished, then free the graphs and their memory."""
+        """Wait until all replays are finished, then free the graphs but one; later graphs reuse their memory."""
         if self._graphs:
             torch.cuda.synchronize(self._device)
-            self._graphs.clear()
+            del self._graphs[:-1]  # a pool exists as long as one of its graphs
 
 
 @contextmanager

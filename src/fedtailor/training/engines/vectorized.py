@@ -31,7 +31,10 @@ class Vectorized:
     def __init__(self, shared: SharedContext, samples: SampleIndex, chunk_size: int) -> None:
         self._shared, self._samples, self.chunk_size = shared, samples, chunk_size
         self._batches = -(-samples.sizes // shared.batch_size)
-        self._graph_loop = CudaGraphLoop(samples.device) if samples.device.type == "cuda" else None
+        self._graph_loop = self._make_graph_loop()
+
+    def _make_graph_loop(self) -> CudaGraphLoop | None:
+        return CudaGraphLoop(self._samples.device) if self._samples.device.type == "cuda" else None
 
     @torch.no_grad()
     def apply(self, function: Callable[..., Tree], round: int, clients: Sequence[int], *trees: Tree) -> Tree:
@@ -56,6 +59,7 @@ class Vectorized:
                 self._graph_loop.release()
         if len(results) < len(chunks):  # out of memory: try again with smaller chunks
             results.clear()
+            self._graph_loop = self._make_graph_loop()  # frees the memory of the old one
             torch.cuda.empty_cache()
             return self.apply(function, round, clients, *trees)
         return results[0] if len(results) == 1 else restore_order(results, chunks)
