@@ -19,7 +19,7 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields
 from datetime import date
@@ -201,24 +201,51 @@ Scores = dict[str, list[float]]  # last model ("plain") or mean ("mean") -> accu
 
 
 def show(done: dict[Job, Any]) -> None:
-    """Print one table per stage: accuracy in the last round of the last models → of their means."""
+    """Print one table per stage: accuracy in the last round of the last (or a variant's) models → of their means."""
     chosen = choose(done)
-    tables: dict[str, dict[Any, dict[str, Scores]]] = defaultdict(lambda: defaultdict(dict))
+    tables: dict[str, dict[str, dict[str, Scores]]] = defaultdict(lambda: defaultdict(dict))
     for job, result in done.items():
-        column = " ".join(
-            map(str, (*job.setting, *[f"memory {job.other_memory} and {job.memory}"] * (job.stage == "memory")))
-        )
-        cell = tables[job.stage][job.method].setdefault(column, defaultdict(list))
+        cell = tables[job.stage][title(job.method)].setdefault(column(job), defaultdict(list))
         for kind in KINDS:
-            is_validation = job.stage in VALIDATION_STAGES
             rates = chosen.get((job.data, job.partition, job.method), {}).get(kind)
             if job.stage not in ("tune", "test") or rates == (job.lr, job.weight_decay):
-                cell[kind].append(last(result, f"validation_{kind}" if is_validation else kind))
-    for stage, rows in tables.items():
-        columns = sorted({column for row in rows.values() for column in row})
-        print(f"\n{stage}\n| method | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
-        for method, row in sorted(rows.items()):
-            print(f"| {method} | {' | '.join(format_cell(row.get(column, {})) for column in columns)} |")
+                cell[kind].append(last(result, score_name(job, kind)))
+    for stage in [name for name in tables if name != "memory"]:
+        rows, columns = tables[stage], sorted({column for row in tables[stage].values() for column in row})
+        cells = {method: [format_cell(row.get(column, {})) for column in columns] for method, row in rows.items()}
+        print_table(stage, columns, cells)
+
+
+def show_memory(done: dict[Job, Any]) -> None:
+    """Print the validation accuracy of the mean for each memory. Memory 0, the last model, and 0.9 are in "tune"."""
+    rows: dict[str, dict[float, str]] = defaultdict(dict)
+    methods = {job.method for job in memory_jobs()}
+    for job, result in done.items():
+        is_tuning = job.stage == "tune" and (job.lr, job.weight_decay) == (0.05, 1e-3) and job.method in methods
+        if job.stage == "memory" or is_tuning:
+            for memory, kind in zip((job.other_memory, job.memory), KINDS, strict=True):
+                rows[f"{title(job.method)}, {column(job)}"][memory] = f"{last(result, score_name(job, kind)):.1f}"
+    columns = sorted({memory for row in rows.values() for memory in row})
+    print_table("memory", columns, {name: [row.get(one, "–") for one in columns] for name, row in rows.items()})
+
+
+def print_table(name: str, columns: Sequence[object], rows: dict[str, list[str]]) -> None:
+    print(f"\n{name}\n| | {' | '.join(map(str, columns))} |\n|---|{'---|' * len(columns)}")
+    for row, cells in sorted(rows.items()):
+        print(f"| {row} | {' | '.join(cells)} |")
+
+
+def title(method: str) -> str:
+    return METHODS[method].class_title() if method in METHODS else method
+
+
+def column(job: Job) -> str:
+    names = {"dirichlet": "Dir(0.1)", "pathological": "2 classes", "by_owner": "by person"}
+    return f"{job.data}, {names[job.partition]}, {job.clients} clients"
+
+
+def score_name(job: Job, kind: str) -> str:
+    return f"validation_{kind}" if job.stage in VALIDATION_STAGES else kind
 
 
 def show_gain_by_round(done: dict[Job, Any]) -> None:
@@ -266,6 +293,7 @@ def main() -> None:
     done = read_results(options.results)
     if options.stage == "show":
         show(done)
+        show_memory(done)
         show_gain_by_round(done)
         return
     jobs = {
