@@ -68,28 +68,6 @@ class BinaryLogistic(nn.Module):
         return F.pad(self.head(x), (1, 0))
 
 
-class Intercept(nn.Module):
-    """Adds a bias."""
-
-    def __init__(self, outputs: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.bias
-
-
-class OwnIntercept(nn.Module):
-    """Logistic regression whose head is the intercept, for methods with personal heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(13, 2, bias=False), Intercept(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))  # type: ignore[no-any-return]
-
-
 @dataclass(frozen=True)
 class Job:
     """One run."""
@@ -163,7 +141,7 @@ def run_personal(job: Job) -> dict[str, Any]:
         method = make_method(job.method, job.lr)
     except ft.ConfigError:
         return {"validation": -1.0}  # pFedMe needs lr < 1/λ
-    model = ft.wrap(OwnIntercept) if job.method in OWN_INTERCEPT else ft.network("logistic", fed)
+    model = ft.network("logistic", fed, intercept_head=job.method in OWN_INTERCEPT)
     run = ft.simulate(
         method, model, fed, rounds=20, batch_size=16, seed=job.seed, evaluate_every=20,
         engine="sequential", metrics=METRICS, validation=0.25 if is_tuning else 0.0,

@@ -68,6 +68,16 @@ def test_logistic_is_one_linear_layer() -> None:
     torch.testing.assert_close(model.logits(params, x), by_hand, rtol=CLOSE, atol=CLOSE)
 
 
+def test_intercept_head_is_a_personal_intercept_on_shared_weights() -> None:
+    """A client with a personal head shares all weights of the logistic regression but its intercept."""
+    model, x = make("logistic", (6,), intercept_head=True), normal(4, 6)
+    model, params = in_float64(model)
+    assert {name: tuple(p.shape) for name, p in params.items()} == {"body.weight": (10, 6), "head.bias": (10,)}
+    by_hand = x @ params["body.weight"].T + params["head.bias"]
+    torch.testing.assert_close(model.logits(params, x), by_hand, rtol=CLOSE, atol=CLOSE)
+    assert model.split(params)[1].keys() == {"head.bias"}
+
+
 @pytest.mark.parametrize(
     ("settings", "widths"), [({}, (64, 32)), ({"hidden": (7,)}, (7,)), ({"hidden": [9, 8]}, (9, 8))]
 )

@@ -4,9 +4,22 @@ from dataclasses import dataclass
 from math import prod
 from typing import Annotated, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from fedtailor.errors import ConfigError
 from fedtailor.networks.layers import Shape, check_sizes, dense_layers, sequential
+
+
+class Intercept(nn.Module):
+    """Adds a learned number to each output."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
 
 
 @dataclass(frozen=True)
@@ -14,10 +27,20 @@ class Logistic:
     """Multinomial logistic regression: a linear layer."""
 
     bias: Annotated[bool, "whether the layer has a bias"] = True
+    intercept_head: Annotated[bool, "whether the head is the bias alone, so that personal heads are own intercepts"] = (
+        False
+    )
     inputs: ClassVar[str] = "numbers of any shape"
     used_by: ClassVar[str] = "Self-FL (MNIST, FEMNIST, and, without bias, gaussian); FedLAG (rectangles)"
 
+    def __post_init__(self) -> None:
+        if self.intercept_head and not self.bias:
+            raise ConfigError("network.intercept_head must be false if network.bias is false.")
+
     def build(self, shape: Shape, outputs: int) -> nn.Module:
+        if self.intercept_head:
+            body = nn.Linear(prod(shape), outputs, bias=False)
+            return sequential(flatten=nn.Flatten(), body=body, head=Intercept(outputs))
         return sequential(flatten=nn.Flatten(), head=nn.Linear(prod(shape), outputs, bias=self.bias))
 
 
