@@ -268,7 +268,9 @@ def _differing_settings(first_runs: Sequence[Run]) -> list[str]:
         for run in first_runs
     ]
     settings = [{**own, "clients": run.num_clients} for own, run in zip(settings, first_runs, strict=True)]
-    names = [n for n in dict.fromkeys(name for own in settings for name in own) if n != "data.seed"]
+    names = [
+        n for n in dict.fromkeys(name for own in settings for name in own) if n not in ("data.seed", "data.repeat")
+    ]
     differ = [name for name in names if len({str(own.get(name)) for own in settings}) > 1]
     differ = [name for name in differ if name != "clients" or "data.clients" not in differ]
     return [", ".join(f"{name} = {own.get(name, 'none')}" for name in differ) for own in settings]
