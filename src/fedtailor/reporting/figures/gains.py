@@ -7,7 +7,6 @@ from typing import Any
 
 from fedtailor.analysis.client_gains import (
     ClientGain,
-    gain_sentences,
     gain_text,
     gains_over_local,
     has_known_uncertainty,
@@ -20,6 +19,7 @@ from fedtailor.analysis.formatting import (
     method_in_text,
     round_digits,
 )
+from fedtailor.analysis.gain_sentences import gain_sentences
 from fedtailor.analysis.run_summary import Client, Comparison
 from fedtailor.reporting.figures.clients import (
     GAIN_COLOR,
