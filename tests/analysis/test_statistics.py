@@ -53,6 +53,44 @@ def test_paired_t_test_equal_differences_has_no_p_value(lead: float, dtype: type
     assert found.mean == pytest.approx(lead, abs=1e-6) and found.p is None and found.interval is None
 
 
+def test_paired_t_test_redrawn_splits_matches_hand_computation() -> None:
+    """With half as many test as training samples, the variance of the mean is s² (1/3 + 1/2) instead of s² / 3. With 2
+    degrees of freedom, p = 1 − t / √(2 + t²), as above."""
+    found = paired_t_test(OURS, THEIRS, test_to_train=0.5)
+    error = 0.1 * sqrt(1 / 3 + 1 / 2)
+    assert found.mean == pytest.approx(0.2)
+    assert found.interval == pytest.approx((0.2 - 4.3027 * error, 0.2 + 4.3027 * error), abs=1e-4)
+    t = 0.2 / error
+    assert found.p == pytest.approx(1 - t / sqrt(2 + t**2))
+
+
+def accuracy_differences(samples: int, splits: int, num_test: int, random: np.random.Generator) -> list[float]:
+    """Return the difference in accuracy of two classifiers in redrawn splits of one data set. Each has its own feature
+    and the same rule, so that neither is better on average over data sets."""
+    y, found = np.arange(samples) % 2, []
+    x = random.normal(size=(2, samples)) + y
+    for _ in range(splits):
+        order = random.permutation(samples)
+        test, train = order[:num_test], order[num_test:]
+        middles = [(f[train][y[train] == 0].mean() + f[train][y[train] == 1].mean()) / 2 for f in x]
+        a, b = (np.mean((f[test] > middle) == y[test]) for f, middle in zip(x, middles, strict=True))
+        found.append(float(a - b))
+    return found
+
+
+@pytest.mark.parametrize(("samples", "num_test", "splits"), [(100, 34, 10), (40, 10, 10)])
+def test_paired_t_test_redrawn_splits_without_difference_covers_zero(samples: int, num_test: int, splits: int) -> None:
+    """Splits of one data set agree with each other more than with another data set, so that without the correction far
+    fewer than 95 % of the intervals contain 0."""
+    random, corrected, naive = np.random.default_rng(0), 0, 0
+    for _ in range(500):
+        differences, zeros = accuracy_differences(samples, splits, num_test, random), [0.0] * splits
+        intervals = [paired_t_test(differences, zeros, r).interval for r in (num_test / (samples - num_test), 0.0)]
+        inside = [ends is None or ends[0] <= 0 <= ends[1] for ends in intervals]
+        corrected, naive = corrected + inside[0], naive + inside[1]
+    assert 0.93 < corrected / 500 < 0.98 and naive / 500 < 0.75, (corrected, naive)
+
+
 def test_mean_interval_matches_hand_computation() -> None:
     """Two degrees of freedom, s = 0.1, and the quantile 4.303 from above."""
     found = mean_interval([0.1, 0.2, 0.3])

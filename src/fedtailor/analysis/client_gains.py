@@ -2,7 +2,7 @@
 splits of their samples."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from statistics import fmean
 
@@ -69,6 +69,7 @@ def gain_over_splits(
     """Return the gain between two methods, given one score of each per redrawn split."""
     signed = ([group.sign * score for score in scores] for scores in (ours, theirs))
     test = paired_t_test(*signed, test_to_train)
+    test = replace(test, interval=group.clip(test.interval, lowest=-1.0))
     clear = test.interval is not None and _sign(test.interval[0]) == _sign(test.interval[1])
     return ClientGain(test.mean, _sign(test.mean) if clear else 0, test)
 

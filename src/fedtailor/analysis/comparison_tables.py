@@ -93,7 +93,7 @@ def _add_mean_rows(table: Table, group: Comparison) -> None:
 def _client_cells(group: Comparison, label: str, score: PairedTest, gain: ClientGain | None) -> list[str]:
     cells = [f"  {label}", group.fmt.plain(score.mean), _ends(score.interval, group.fmt.plain)]
     if gain is None:
-        return cells
+        return [*cells, "", "", ""]
     amount = group.fmt.signed(gain.gain) if isfinite(gain.gain) else "diverged"
     interval = None if gain.test is None else gain.test.interval
     verdict = VERDICTS[gain.direction] if gain.direction else "unclear"
@@ -105,9 +105,9 @@ def _client_caption(splits: int, has_counts: bool, omitted: int) -> str:
     more = f" {omitted} more clients: rows('client_mean')." if omitted else ""
     return (
         f"Means over {splits} redrawn splits of each client's samples into training and test samples. gain: over local "
-        f"training in the same splits; positive is better. unclear: no clear difference, the interval contains 0.{counts} "
-        "Splits overlap, so all intervals are those of the corrected resampled t test (Nadeau and Bengio 2003). Each "
-        f"holds for one client and one method alone.{more}"
+        "training in the same splits; positive is better. unclear: no clear difference, the interval contains 0."
+        f"{counts} Splits overlap, so all intervals are those of the corrected resampled t test (Nadeau and Bengio "
+        f"2003). Each holds for one client and one method alone.{more}"
     )
 
 

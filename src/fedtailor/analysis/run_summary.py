@@ -228,9 +228,9 @@ class Comparison:
             return None
         return self.clip(mean_interval(self.scores(label, moment), self.test_to_train))
 
-    def clip(self, interval: tuple[float, float] | None) -> tuple[float, float] | None:
-        """Return an interval of scores, clipped to [0, 1] for percentages."""
-        low, high = (0.0, 1.0) if self.fmt.unit else (-inf, inf)
+    def clip(self, interval: tuple[float, float] | None, lowest: float = 0.0) -> tuple[float, float] | None:
+        """Return an interval of scores, clipped to [0, 1] for percentages, or of differences with `lowest` −1."""
+        low, high = (lowest, 1.0) if self.fmt.unit else (-inf, inf)
         return None if interval is None else (max(low, interval[0]), min(high, interval[1]))
 
     @cached_property
