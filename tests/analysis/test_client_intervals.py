@@ -15,6 +15,8 @@ from fedtailor.analysis.formatting import count_of
 from fedtailor.analysis.gain_sentences import gain_sentences
 from fedtailor.analysis.run_summary import compare_runs, make_comparisons
 from fedtailor.analysis.table_formats import to_text
+from fedtailor.reporting.figures.gains import gain_by_size
+from fedtailor.reporting.report import report
 from support.example_runs import run_with_scores, verdict_text
 
 LOCAL = [0.70, 0.64, 0.72, 0.66, 0.68]
@@ -76,15 +78,15 @@ def test_mean_gain_covers_clients_with_a_score_in_every_split() -> None:
 
 def test_verdict_names_clients_that_gain_and_lose_with_intervals() -> None:
     sentences = gain_sentences(compare_runs(repeated_runs()))
-    assert sentences[0].startswith(
-        "With FedPer, the only federated method here, federation helps Hungary (+10.4 points, "
+    assert sentences[0] == (
+        "With FedPer, the only federated method here, federation helps Hungary and harms Switzerland, without a clear "
+        "difference for Cleveland and Long Beach VA."
     )
-    assert ", harms Switzerland (−19.6 points, 95 % interval " in sentences[0]
-    assert "and makes no clear difference for Cleveland (+2.0 points, 95 % interval " in sentences[0]
-    assert sentences[0].endswith("Long Beach VA (0.0 points in all 5 splits).")
+    assert sentences[1].startswith("Gains over local training: Hungary +10.4 points (95 % interval +4.7 to +16.1), ")
+    assert sentences[1].endswith(" and Long Beach VA 0.0 points in all 5 splits.")
     text = " ".join(gain_sentences(compare_runs(repeated_runs({0: [1, 3], 2: [0, 1, 2]}, score="auc"))))
     assert "AUC is defined in only 2 of 5 splits for Switzerland and 3 of 5 splits for Hungary" in text
-    assert "Switzerland (−19.0 points in only 2 splits)" in text
+    assert "Switzerland −19.0 points in only 2 splits" in text
 
 
 def test_ranking_over_redrawn_splits_is_corrected() -> None:
@@ -130,6 +132,19 @@ def test_client_table_and_rows_show_intervals() -> None:
     assert rows["Cleveland", "Local training"]["gain"] is None
     assert "gain_low" in result.to_csv(per="client_mean") and '"gain_low"' in result.to_json()
     assert "Hungary" in result.to_markdown()
+
+
+def test_figure_of_gains_draws_one_point_with_an_interval_per_client() -> None:
+    group = compare_runs(repeated_runs())
+    figure = gain_by_size(group)
+    assert figure is not None
+    [trace], gains = figure.data, client_gains(group, "FedPer", "Local training")
+    assert sorted(trace["text"]) == sorted(NAMES)
+    place = trace["text"].index("Hungary")
+    low, high = next(iter(gains.values())).test.interval  # type: ignore[misc,union-attr]
+    assert trace["y"][place] + trace["error_y"]["array"][place] == pytest.approx(100 * high, rel=1e-3)
+    assert trace["y"][place] - trace["error_y"]["arrayminus"][place] == pytest.approx(100 * low, rel=1e-3)
+    assert report(repeated_runs()).count("Hungary (seed") == 0
 
 
 def test_client_table_without_redrawn_splits_is_absent() -> None:

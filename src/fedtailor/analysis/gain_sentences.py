@@ -1,6 +1,6 @@
 """State in sentences which clients gain over local training, and which lose."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from statistics import median
 
@@ -14,9 +14,11 @@ from fedtailor.analysis.client_gains import (
 from fedtailor.analysis.client_intervals import client_names, mean_gain, num_splits
 from fedtailor.analysis.formatting import capitalize, count_of, join_names
 from fedtailor.analysis.run_summary import Client, Comparison
+from fedtailor.analysis.statistics import MIN_SEEDS
 
 Gains = Mapping[Client, ClientGain]
 _MAX_OTHERS = 6  # methods with a sentence of their own
+_MAX_CLIENTS = 10  # with their gains in a sentence
 
 
 def gain_sentences(group: Comparison) -> list[str]:
@@ -50,25 +52,30 @@ def _counted(group: Comparison, start: str, found: Gains) -> list[str]:
 
 
 def _repeated(group: Comparison, start: str, others: Mapping[str, Gains]) -> list[str]:
-    """Return which clients gain and lose over redrawn splits of their samples."""
+    """Return which clients gain and lose over redrawn splits of their samples, and by how much."""
     (best, found), *rest = others.items()
     names = client_names(group)
-    verbs = {1: "helps", -1: "harms", 0: "makes no clear difference for"}
-    parts = []
-    for direction, verb in verbs.items():
-        shown = [f"{names[key]} ({_with_interval(group, one)})" for key, one in found.items()
-                 if one.direction == direction]  # fmt: skip
-        parts += [f"{verb} {join_names(shown)}"] if shown else [f"{verb} no client"] if direction else []
-    more = [_short(other, gains, names) for other, gains in rest[:_MAX_OTHERS]]
+    amounts = [f"{names[key]} {_with_interval(group, one)}" for key, one in found.items()]
     chosen = [f"{best} was chosen as the best on these test samples, so its gains are optimistic."] if rest else []
     return [
-        f"{start}federation {', '.join(parts[:-1])}, and {parts[-1]}.",
+        f"{start}{_who(found, names)}.",
+        f"Gains over local training: {join_names(amounts, _MAX_CLIENTS)}.",
         *_mean_sentence(group, best),
-        *more,
+        *(f"With {other}, {_who(gains, names)}." for other, gains in rest[:_MAX_OTHERS]),
         *_undefined(group, found, names),
         *chosen,
         "Each interval holds for one client alone; without any difference, one in twenty excludes 0 by chance.",
     ]
+
+
+def _who(gains: Gains, names: Mapping[Client, str]) -> str:
+    """Return which clients a method helps and harms, as the rest of a sentence."""
+    better, worse, rest = ([names[key] for key, one in gains.items() if one.direction == sign] for sign in (1, -1, 0))
+    if not better and not worse:
+        return f"federation makes no clear difference for any of the {count_of(len(gains), 'client')}"
+    parts = [f"{verb} {join_names(some)}" for verb, some in (("helps", better), ("harms", worse)) if some]
+    unclear = f", without a clear difference for {join_names(rest)}" if rest else ""
+    return f"federation {' and '.join(parts)}{unclear}"
 
 
 def _with_interval(group: Comparison, one: ClientGain) -> str:
@@ -76,8 +83,8 @@ def _with_interval(group: Comparison, one: ClientGain) -> str:
         return "diverged"
     gain, splits = gain_text(group, one.gain), count_of(one.test.seeds, "split")
     if one.test.interval is None:
-        return f"{gain} in {'all' if one.test.seeds > 2 else 'only'} {splits}"
-    return f"{gain}, 95 % interval {' to '.join(map(group.fmt.signed, one.test.interval))}"
+        return f"{gain} in {'all' if one.test.seeds >= MIN_SEEDS else 'only'} {splits}"
+    return f"{gain} (95 % interval {' to '.join(map(group.fmt.signed, one.test.interval))})"
 
 
 def _mean_sentence(group: Comparison, label: str) -> list[str]:
@@ -86,20 +93,6 @@ def _mean_sentence(group: Comparison, label: str) -> list[str]:
         return []
     whose = f"the {count_of(found.clients, 'client')} with a score in every split"
     return [f"The mean gain of {whose}, with equal weight, is {_with_interval(group, found.gain)}."]
-
-
-def _short(label: str, gains: Gains, names: Mapping[Client, str]) -> str:
-    """Return which clients gain and lose with a method, without numbers."""
-    better, worse = ([names[key] for key, one in gains.items() if one.direction == sign] for sign in (1, -1))
-    if not better and not worse:
-        return f"With {label}, no client clearly gains or loses."
-    gain = _subject(better, "gain") if better else "no client clearly gains"
-    lose = _subject(worse, "lose") if worse else "no client clearly loses"
-    return f"With {label}, {gain}, and {lose}."
-
-
-def _subject(names: Sequence[str], verb: str) -> str:
-    return f"{join_names(names)} {verb}{'s' if len(names) == 1 else ''}"
 
 
 def _undefined(group: Comparison, gains: Gains, names: Mapping[Client, str]) -> list[str]:
