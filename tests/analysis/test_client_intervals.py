@@ -3,6 +3,7 @@
 from itertools import product
 from math import sqrt
 from statistics import fmean, stdev
+from typing import Any
 
 import pytest
 from scipy.stats import t
@@ -25,13 +26,13 @@ DIFFERENCES = [
     [0.10, 0.11, 0.09, 0.10, 0.12],
     [0.1, -0.06, 0.02, 0.01, 0.03],
     [-0.2, -0.19, -0.21, -0.2, -0.18],
-    [0] * 5,
+    [0.0] * 5,
 ]
 NAMES = ["Hungary", "Cleveland", "Switzerland", "Long Beach VA"]
 SIZES = [30, 60, 90, 120]  # test samples; training samples are 10, 20, 30, 40 in `run_with_scores`
 
 
-def repeated_runs(undefined: dict[int, list[int]] | None = None, **options: object) -> list[ft.Run]:
+def repeated_runs(undefined: dict[int, list[int]] | None = None, **options: Any) -> list[ft.Run]:
     """Return runs of local training and FedPer in five redrawn splits; `undefined` has the splits without a score."""
     runs = []
     for method, split in product(("local", "fedper"), range(5)):
@@ -40,8 +41,8 @@ def repeated_runs(undefined: dict[int, list[int]] | None = None, **options: obje
             for client, own in enumerate(DIFFERENCES)
             if split not in (undefined or {}).get(client, [])
         }
-        runs.append(run_with_scores(method, scores, split, test_sizes=SIZES, names=NAMES, num_clients=4, repeat=split,
-                                    **options))  # fmt: skip  # type: ignore[arg-type]
+        split_options: dict[str, Any] = {"test_sizes": SIZES, "names": NAMES, "num_clients": 4, "repeat": split}
+        runs.append(run_with_scores(method, scores, split, **split_options, **options))
     return runs
 
 

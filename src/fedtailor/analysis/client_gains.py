@@ -67,8 +67,8 @@ def gain_over_splits(
     group: Comparison, ours: Sequence[float], theirs: Sequence[float], test_to_train: float
 ) -> ClientGain:
     """Return the gain between two methods, given one score of each per redrawn split."""
-    signed = ([group.sign * score for score in scores] for scores in (ours, theirs))
-    test = paired_t_test(*signed, test_to_train)
+    a, b = ([group.sign * score for score in scores] for scores in (ours, theirs))
+    test = paired_t_test(a, b, test_to_train)
     test = replace(test, interval=group.clip(test.interval, lowest=-1.0))
     clear = test.interval is not None and _sign(test.interval[0]) == _sign(test.interval[1])
     return ClientGain(test.mean, _sign(test.mean) if clear else 0, test)

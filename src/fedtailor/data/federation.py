@@ -172,7 +172,7 @@ class Federation:
         [[0, 1], [0, 1], [0, 1]]
         """
         check_repeat(repeat, folds)
-        train, test = [], []
+        train, test = list[Tensor](), list[Tensor]()
         for client, name in enumerate(self.names):
             own = torch.cat([self.train[client], self.test[client]]).sort().values
             num_test = len(self.test[client])

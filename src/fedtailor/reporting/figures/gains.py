@@ -34,6 +34,7 @@ from fedtailor.reporting.figures.drawing import axis_heading, log_axis, rows_axi
 from fedtailor.reporting.figures.figure import MAX_ROWS, Choice, Figure, Option, Table
 
 Gains = Mapping[Client, ClientGain]
+_MAX_LABELS = 12  # clients whose names are drawn
 _ERROR_BARS = ("error_y.array", "error_y.arrayminus")  # from the gain to the ends of its interval, up and down
 _MARKERS = {  # by the direction of a gain
     1: {"color": GAIN_COLOR, "symbol": "triangle-up"},
@@ -155,12 +156,19 @@ def gain_by_size(group: Comparison) -> Figure | None:
         return None
     named = named_clients(group)
     views = [_gain_points(group, gains[label], named) for label in labels]
-    attributes = ("x", "y", "text", "marker.color", "marker.symbol", *[*_ERROR_BARS] * group.is_repeated)
+    attributes = (
+        "x",
+        "y",
+        "text",
+        "marker.color",
+        "marker.symbol",
+        *[*_ERROR_BARS, "textposition"] * group.is_repeated,
+    )
     data = [{
         "type": "scatter", "mode": "markers", "x": views[0]["x"], "y": views[0]["y"], "text": views[0]["text"],
         "marker": {"size": 9, "opacity": 0.75, "color": views[0]["marker.color"], "symbol": views[0]["marker.symbol"]},
         "showlegend": False, "hovertemplate": "%{text}: %{y:+.3~g}, %{x} samples<extra></extra>",
-    } | _error_bars(group, views[0])]  # fmt: skip
+    } | _intervals_and_names(group, views[0])]  # fmt: skip
     sizes = [x for view in views for x in view["x"]]
     layout = {
         "height": 420, "annotations": [axis_heading(f"gain over local training ({group.fmt.gap_heading})")],
@@ -189,16 +197,25 @@ def _gain_points(group: Comparison, gains: Gains, named: NamedClients) -> dict[s
         "text": [named[client][1] for client in ordered],
         "marker.color": [_MARKERS[one.direction]["color"] for one in shown],
         "marker.symbol": [_MARKERS[one.direction]["symbol"] for one in shown],
+        "textposition": _label_sides([_train_size(named, client) for client in ordered]),
         **{name: [_half_widths(group, one)[side] for one in shown] for side, name in enumerate(_ERROR_BARS)},
     }
 
 
-def _error_bars(group: Comparison, view: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Return the intervals of the clients' gains as error bars, if there are any."""
+def _intervals_and_names(group: Comparison, view: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Return the intervals of the clients' gains as error bars, if there are any, and the names of a few clients."""
     if not group.is_repeated:
         return {}
     ends = {name.partition(".")[2]: view[name] for name in _ERROR_BARS}
-    return {"error_y": {"type": "data", "symmetric": False, "thickness": 1.6, "width": 0, "color": "#8a8a8a"} | ends}
+    bars = {"type": "data", "symmetric": False, "thickness": 1.6, "width": 0, "color": "#8a8a8a"} | ends
+    mode = "markers+text" if len(view["x"]) <= _MAX_LABELS else "markers"
+    return {"error_y": bars, "mode": mode, "textposition": view["textposition"]}
+
+
+def _label_sides(sizes: Sequence[int]) -> list[str]:
+    """Return where the names of points are written: towards the middle of the figure."""
+    middle = (min(sizes) + max(sizes)) / 2
+    return ["middle left" if size > middle else "middle right" for size in sizes]
 
 
 def _half_widths(group: Comparison, one: ClientGain) -> tuple[float | None, float | None]:
