@@ -8,12 +8,15 @@ import pytest
 from scipy.stats import binom, spearmanr, ttest_rel
 
 from fedtailor.analysis.statistics import (
+    Numbers,
     accuracies_differ,
     holm,
     mean_interval,
     paired_t_test,
     rank_correlation,
 )
+from fedtailor.data.splits.class_fractions import Indices
+from fedtailor.data.splits.resampling import draw_split
 
 OURS, THEIRS = [0.80, 0.75, 0.90], [0.70, 0.55, 0.60]  # the differences are 0.1, 0.2, and 0.3
 
@@ -64,31 +67,27 @@ def test_paired_t_test_redrawn_splits_matches_hand_computation() -> None:
     assert found.p == pytest.approx(1 - t / sqrt(2 + t**2))
 
 
-def accuracy_differences(samples: int, splits: int, num_test: int, random: np.random.Generator) -> list[float]:
-    """Return the difference in accuracy of two classifiers in redrawn splits of one data set. Each has its own feature
-    and the same rule, so that neither is better on average over data sets."""
-    y, found = np.arange(samples) % 2, []
-    x = random.normal(size=(2, samples)) + y
-    for _ in range(splits):
-        order = random.permutation(samples)
-        test, train = order[:num_test], order[num_test:]
-        middles = [(f[train][y[train] == 0].mean() + f[train][y[train] == 1].mean()) / 2 for f in x]
-        a, b = (np.mean((f[test] > middle) == y[test]) for f, middle in zip(x, middles, strict=True))
-        found.append(float(a - b))
-    return found
+@pytest.mark.parametrize(("samples", "num_test", "splits", "folds"), [(100, 34, 10, None), (45, 9, 20, 5)])
+def test_paired_t_test_redrawn_splits_without_difference_covers_zero(
+    samples: int, num_test: int, splits: int, folds: int | None
+) -> None:
+    """Two classifiers with the same rule have one feature each, both equally informative, so that neither
+    is better on average over data sets. Splits of one data set agree with each other more than with other data sets:
+    without the correction, far fewer than 95 % of the intervals contain 0."""
+    random, y, inside = np.random.default_rng(0), np.arange(samples) % 2, {"corrected": 0, "naive": 0}
 
+    def accuracy(feature: Numbers, train: Indices, test: Indices) -> float:
+        middle = (feature[train][y[train] == 0].mean() + feature[train][y[train] == 1].mean()) / 2
+        return float(np.mean((feature[test] > middle) == y[test]))
 
-@pytest.mark.parametrize(("samples", "num_test", "splits"), [(100, 34, 10), (40, 10, 10)])
-def test_paired_t_test_redrawn_splits_without_difference_covers_zero(samples: int, num_test: int, splits: int) -> None:
-    """Splits of one data set agree with each other more than with another data set, so that without the correction far
-    fewer than 95 % of the intervals contain 0."""
-    random, corrected, naive = np.random.default_rng(0), 0, 0
-    for _ in range(500):
-        differences, zeros = accuracy_differences(samples, splits, num_test, random), [0.0] * splits
-        intervals = [paired_t_test(differences, zeros, r).interval for r in (num_test / (samples - num_test), 0.0)]
-        inside = [ends is None or ends[0] <= 0 <= ends[1] for ends in intervals]
-        corrected, naive = corrected + inside[0], naive + inside[1]
-    assert 0.93 < corrected / 500 < 0.98 and naive / 500 < 0.75, (corrected, naive)
+    for number in range(500):
+        features = random.normal(size=(2, samples)) + y
+        parts = [draw_split(y, num_test, number * splits + split, 0, folds) for split in range(splits)]
+        ours, theirs = ([accuracy(feature, *part) for part in parts] for feature in features)
+        for kind, ratio in (("corrected", num_test / (samples - num_test)), ("naive", 0.0)):
+            low, high = paired_t_test(ours, theirs, ratio).interval or (0.0, 0.0)
+            inside[kind] += low <= 0 <= high
+    assert 0.92 < inside["corrected"] / 500 < 0.985 and inside["naive"] / 500 < 0.75, inside
 
 
 def test_mean_interval_matches_hand_computation() -> None:
