@@ -123,6 +123,11 @@ def test_compare_with_references_and_target_is_shown_and_reproduced_by_its_comma
     assert ft.load_comparison(tmp_path / "again").rows("client") == result.rows("client")
 
 
+def test_run_with_repeats_points_to_compare(tmp_path: Path) -> None:
+    done = fedtailor("run", "--data", "heart", "--repeats", "10", folder=tmp_path)
+    assert done.returncode == 2 and "does not take --repeats; use fedtailor compare for several" in done.stderr
+
+
 def test_compare_repeats_shows_clients_with_intervals_and_is_reproduced(tmp_path: Path) -> None:
     words = ["compare", "fedavg", "--data", "heart", "--folds", "2", "--repeats", "2", "--seeds", "3", "--rounds", "1"]
     done = fedtailor(*words, "--out", "all", folder=tmp_path)
