@@ -69,7 +69,7 @@ def measure_coverage() -> list[dict[str, Any]]:
 
 def compare_hospitals() -> dict[str, Any]:
     """Return the rows per hospital and method, by cross-validation and by repeated splits."""
-    designs: dict[str, dict[str, int]] = {"folds": {"folds": 5, "repeats": 4}, "splits": {"repeats": 20}}
+    designs: dict[str, dict[str, Any]] = {"folds": {"folds": 5, "repeats": 4}, "splits": {"repeats": 20}}
     found = {
         name: ft.compare(
             ["fedavg", "pfedme", "ditto"], "logistic", "heart", rounds=20, batch_size=16, metrics=["auc", "accuracy"],
