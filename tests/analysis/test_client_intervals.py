@@ -59,6 +59,12 @@ def test_client_gains_over_redrawn_splits_match_hand_computation() -> None:
     assert found[3].test is not None and found[3].test.interval is None and found[3].gain == 0
 
 
+def test_client_gains_over_redrawn_splits_of_errors_are_decreases() -> None:
+    found = client_gains(compare_runs(repeated_runs(score="mse", higher=False)), "FedPer", "Local training")
+    assert [one.direction for one in found.values()] == [-1, 0, 1, 0]
+    assert next(iter(found.values())).gain == pytest.approx(-fmean(DIFFERENCES[0]))
+
+
 def test_client_gains_splits_without_a_score_do_not_count() -> None:
     found = list(
         client_gains(compare_runs(repeated_runs({0: [1, 3], 2: [0, 1, 2]})), "FedPer", "Local training").values()

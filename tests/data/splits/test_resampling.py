@@ -1,6 +1,7 @@
 """Repeated splits and cross-validation inside every client: what is tested, what stays, and what is fitted anew."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import fedtailor as ft
 from conftest import error_message
+from fedtailor.data.datasets import DATASETS
 from fedtailor.data.splits.resampling import draw_split
 from fedtailor.errors import FedTailorError
 
@@ -123,6 +125,18 @@ def test_resplit_after_own_preprocessing_and_normalization_repeats_both() -> Non
         assert new.mean == pytest.approx((0.0,), abs=1e-6) and isinstance(new.x, torch.Tensor)
         assert new.std == pytest.approx((float(train.std(correction=0)),), rel=1e-5)
         torch.testing.assert_close(new.x, x - train.mean())
+
+
+def test_folder_of_clients_is_split_anew_also_when_it_is_converted(tmp_path: Path) -> None:
+    """A client's own test set is pooled with its training samples."""
+    (tmp_path / "sites").mkdir()
+    x, y = np.arange(24.0).reshape(12, 2), np.arange(12) % 2
+    for name in ("ann", "bob"):
+        np.savez(tmp_path / "sites" / f"{name}.npz", x_train=x[:8], y_train=y[:8], x_test=x[8:], y_test=y[8:])
+    data = DATASETS["folder"](folder=str(tmp_path / "sites"), repeat=1)  # type: ignore[call-arg]
+    fed, converted = data.load(), data.convert(tmp_path / "fed.safetensors")
+    assert [len(own) for own in fed.test] == [4, 4] and any((own < 8).any() for own in fed.test)
+    assert all(torch.equal(a, b) for a, b in zip(fed.test, converted.test, strict=True))
 
 
 @pytest.mark.parametrize(
