@@ -8,10 +8,11 @@ from scipy.stats import ttest_rel
 
 import fedtailor as ft
 from conftest import error_message
-from fedtailor.analysis.client_gains import client_gains, gain_sentences, gains_over_local
+from fedtailor.analysis.client_gains import client_gains, gains_over_local
 from fedtailor.analysis.comparability import is_local_baseline
 from fedtailor.analysis.comparison import compare_with_best, rank
 from fedtailor.analysis.comparison_tables import score_table
+from fedtailor.analysis.gain_sentences import gain_sentences
 from fedtailor.analysis.run_summary import compare_runs, make_comparisons
 from fedtailor.reporting.figures import clients, curves, gains, ranking
 from fedtailor.reporting.page import render_page

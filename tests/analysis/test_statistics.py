@@ -8,12 +8,15 @@ import pytest
 from scipy.stats import binom, spearmanr, ttest_rel
 
 from fedtailor.analysis.statistics import (
+    Numbers,
     accuracies_differ,
     holm,
     mean_interval,
     paired_t_test,
     rank_correlation,
 )
+from fedtailor.data.splits.class_fractions import Indices
+from fedtailor.data.splits.resampling import draw_split
 
 OURS, THEIRS = [0.80, 0.75, 0.90], [0.70, 0.55, 0.60]  # the differences are 0.1, 0.2, and 0.3
 
@@ -51,6 +54,40 @@ def test_paired_t_test_equal_differences_has_no_p_value(lead: float, dtype: type
     theirs = [0.35, 0.1, 0.6, 0.7]
     found = paired_t_test([float(dtype(score + lead)) for score in theirs], [float(dtype(score)) for score in theirs])
     assert found.mean == pytest.approx(lead, abs=1e-6) and found.p is None and found.interval is None
+
+
+def test_paired_t_test_redrawn_splits_matches_hand_computation() -> None:
+    """With half as many test as training samples, the variance of the mean is s² (1/3 + 1/2) instead of s² / 3. With 2
+    degrees of freedom, p = 1 − t / √(2 + t²), as above."""
+    found = paired_t_test(OURS, THEIRS, test_to_train=0.5)
+    error = 0.1 * sqrt(1 / 3 + 1 / 2)
+    assert found.mean == pytest.approx(0.2)
+    assert found.interval == pytest.approx((0.2 - 4.3027 * error, 0.2 + 4.3027 * error), abs=1e-4)
+    t = 0.2 / error
+    assert found.p == pytest.approx(1 - t / sqrt(2 + t**2))
+
+
+@pytest.mark.parametrize(("samples", "num_test", "splits", "folds"), [(100, 34, 10, None), (45, 9, 20, 5)])
+def test_paired_t_test_redrawn_splits_without_difference_covers_zero(
+    samples: int, num_test: int, splits: int, folds: int | None
+) -> None:
+    """Two classifiers with the same rule have one feature each, both equally informative, so that neither
+    is better on average over data sets. Splits of one data set agree with each other more than with other data sets:
+    without the correction, far fewer than 95 % of the intervals contain 0."""
+    random, y, inside = np.random.default_rng(0), np.arange(samples) % 2, {"corrected": 0, "naive": 0}
+
+    def accuracy(feature: Numbers, train: Indices, test: Indices) -> float:
+        middle = (feature[train][y[train] == 0].mean() + feature[train][y[train] == 1].mean()) / 2
+        return float(np.mean((feature[test] > middle) == y[test]))
+
+    for number in range(500):
+        features = random.normal(size=(2, samples)) + y
+        parts = [draw_split(y, num_test, number * splits + split, 0, folds) for split in range(splits)]
+        ours, theirs = ([accuracy(feature, *part) for part in parts] for feature in features)
+        for kind, ratio in (("corrected", num_test / (samples - num_test)), ("naive", 0.0)):
+            low, high = paired_t_test(ours, theirs, ratio).interval or (0.0, 0.0)
+            inside[kind] += low <= 0 <= high
+    assert 0.92 < inside["corrected"] / 500 < 0.985 and inside["naive"] / 500 < 0.75, inside
 
 
 def test_mean_interval_matches_hand_computation() -> None:

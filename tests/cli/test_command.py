@@ -123,6 +123,30 @@ def test_compare_with_references_and_target_is_shown_and_reproduced_by_its_comma
     assert ft.load_comparison(tmp_path / "again").rows("client") == result.rows("client")
 
 
+def test_run_with_repeats_points_to_compare(tmp_path: Path) -> None:
+    done = fedtailor("run", "--data", "heart", "--repeats", "10", folder=tmp_path)
+    assert done.returncode == 2 and "does not take --repeats; use fedtailor compare for several" in done.stderr
+
+
+def test_compare_repeats_shows_clients_with_intervals_and_is_reproduced(tmp_path: Path) -> None:
+    words = ["compare", "fedavg", "--data", "heart", "--folds", "2", "--repeats", "2", "--seeds", "3", "--rounds", "1"]
+    done = fedtailor(*words, "--out", "all", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    assert (
+        re.search(r"Cleveland (FedAvg|Local training) \d+\.\d \d+\.\d to \d+\.\d", text) and "Mean of 4 clients" in text
+    )
+    result = ft.load_comparison(tmp_path / "all")
+    assert [run.experiment["data"]["repeat"] for run in result.runs if run.method == "local"] == [6, 7, 8, 9]
+    shown = fedtailor("show", "all", "--format", "csv", "--per", "client_mean", folder=tmp_path)
+    assert shown.stdout.strip() == result.to_csv(per="client_mean").strip()
+    [command] = run_commands(result.runs)
+    assert command.endswith("--repeats 2 --folds 2 --seeds 3")
+    again = fedtailor(*shlex.split(command)[1:], "--out", "again", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert ft.load_comparison(tmp_path / "again").rows("client") == result.rows("client")
+
+
 @pytest.mark.parametrize(("format", "start"), [("latex", "% "), ("markdown", "FedAvg on"), ("csv", "moment,choice")])
 def test_show_prints_a_run_in_a_format_to_paste(
     format: str, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

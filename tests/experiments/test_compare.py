@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import shutil
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,36 @@ def test_rows_per_client_and_seed_add_up_to_the_score_of_the_method() -> None:
     assert frame.to_dict("records") == result.rows("client")
 
 
+def test_repeats_equal_separate_simulations_on_redrawn_splits() -> None:
+    """All methods of a repeat have the same split and training seed, and all repeats the same clients."""
+    fed, methods = tiny_federation(), [ft.methods.Local(lr=0.3), ft.methods.FedPer(lr=0.3)]
+    result = ft.compare(methods, TinyNet, fed, repeats=2, folds=2, **SETTINGS)
+    assert len(result.runs) == 8 and result.group.is_repeated and "4 splits" in repr(result)
+    for run, (repeat, method) in zip(result.runs, product(range(4), methods), strict=True):
+        alone = ft.simulate(method, TinyNet, fed.resplit(repeat, folds=2), seed=repeat, **SETTINGS)
+        assert run.summary() == alone.summary() and run.experiment == alone.experiment
+    assert len({row["name"] for row in result.rows("client_mean")}) == fed.num_clients
+
+
+def test_repeats_in_a_folder_continue_with_more_repeats(tmp_path: Path) -> None:
+    """A name, a function, and a federation give the same splits of the clients of the first seed; other seeds of one
+    data set are other clients and splits."""
+    settings: dict[str, Any] = {"rounds": 1, "folder": tmp_path / "all"}
+    ft.compare(["fedavg"], "logistic", "heart", repeats=3, **settings)
+    lines = (tmp_path / "all" / "fedavg-repeat2" / "rounds.jsonl").stat().st_mtime_ns
+    shutil.rmtree(tmp_path / "all" / "local-repeat1" / "personal")  # as if it was interrupted
+    more = ft.compare(["fedavg"], "logistic", ft.load("heart"), repeats=4, **settings)
+    assert (tmp_path / "all" / "fedavg-repeat2" / "rounds.jsonl").stat().st_mtime_ns == lines  # not run again
+    assert {path.name for path in (tmp_path / "all").iterdir()} == {
+        f"{method}-repeat{repeat}" for method in ("local", "fedavg") for repeat in range(4)
+    }
+    assert ft.load_comparison(tmp_path / "all").to_json() == more.to_json()
+    experiment = more.runs[-1].experiment
+    assert (experiment["seed"], experiment["data"]["seed"], experiment["data"]["repeat"]) == (3, 0, 3)
+    other = ft.compare(["fedavg"], "logistic", lambda seed: ft.load("heart", seed=seed), seeds=[5], repeats=3, rounds=1)
+    assert [run.experiment["data"]["repeat"] for run in other.runs[::2]] == [5, 6, 7]
+
+
 @dataclass(frozen=True)
 class Unsteady(ft.methods.FedAvg):
     """A method that fails in its second round."""
@@ -121,6 +153,10 @@ def test_failed_run_leaves_the_others() -> None:
         ([], {}, "compare needs at least one method"),
         (["fedavg"], {"seed": 1}, "seeds=[...] instead of seed"),
         (["fedavg"], {"round": 1}, "did you mean 'rounds'?"),
+        (["fedavg"], {"repeats": 2}, "An interval needs at least 3 splits; use more repeats or folds, got 2."),
+        (["fedavg"], {"repeats": 2.5}, "repeats must be a number such as 10, got 2.5"),
+        (["fedavg"], {"repeats": 3, "seeds": [0, 1]}, "give at most one seed"),
+        (["fedavg"], {"folds": 7}, "Client 3 has 6 samples, too few for 7 folds"),
     ],
 )
 def test_invalid_comparison_raises_before_training(methods: Any, more: dict[str, Any], message: str) -> None:

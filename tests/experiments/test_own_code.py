@@ -273,6 +273,17 @@ def test_resume_imports_code_that_is_named_again_or_allowed(
     assert caplog.messages == [changed]
 
 
+def test_own_data_is_split_anew_and_resumed(folder: Path) -> None:
+    """The number of the split is a setting of any data; the function does not need to know it."""
+    experiment = make_experiment({"rounds": 1, "data": {"name": OWN["data"], "repeat": 2, "folds": 3}}, ALLOW)
+    fed = experiment.load()
+    own: Any = sys.modules["my_module"]
+    assert same({"test": torch.cat(fed.test)}, {"test": torch.cat(own.load().resplit(2, folds=3).test)})
+    run = experiment.run(folder=folder / "run")
+    shutil.rmtree(folder / "run" / "personal")
+    assert ft.resume(folder / "run", allow_code=True).summary() == run.summary()
+
+
 def test_resume_accepts_a_class_that_was_moved_from_a_notebook_to_a_module(folder: Path) -> None:
     make_experiment({"rounds": 1, **OWN}, ALLOW)
     own: Any = sys.modules["my_module"]

@@ -166,8 +166,9 @@ def test_run_commands_of_comparison_reproduce_all_runs(folder: Path) -> None:
         {"method": {"name": "fedapm"}, "participation": [0.5, 1.0], "channel": {"clip": 1.0, "quantize": "int8"}},
         {"method": {"name": "fedavg"}, "rounds": 2, "schedule": [[0, 1], [2]], "dtype": "float64", "validation": 0.2},
         {"method": {"name": "ditto", "lam": 1e-05}, "unreliable": {"dropout": 0.3}, "evaluate": 3, "seed": 5},
+        {"data": {"name": "heart", "repeat": 7, "folds": 5}, "seed": 2},
     ],
-    ids=["wrapped", "channel", "schedule", "unreliable"],
+    ids=["wrapped", "channel", "schedule", "unreliable", "repeat"],
 )  # fmt: skip
 def test_run_commands_of_single_run_reproduce_it(settings: dict[str, Any]) -> None:
     experiment = make_experiment(settings)

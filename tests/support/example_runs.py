@@ -32,6 +32,7 @@ def run_with_scores(
     num_clients: int | None = None,
     ranked_by: str = "trained",
     initial_weights: str = "seed",
+    repeat: int | None = None,
 ) -> Run:
     """Return a run that ends with these scores as trained; received scores are 0.1 lower. Clients without a score were
     not evaluated."""
@@ -59,6 +60,8 @@ def run_with_scores(
         "seed": seed, "rounds": rounds, "method": {"name": method, **(fields or {})}, "network": {"name": "mlp"},
         "data": {"name": "example data", "seed": seed if split_seed is None else split_seed}, "channel": {},
     }  # fmt: skip
+    if repeat is not None:  # a redrawn split
+        experiment["data"] = {"name": "example data", "seed": 0, "repeat": repeat}
     return Run(experiment, info, records, {}, lambda client: {}, lambda client, moment: {})
 
 

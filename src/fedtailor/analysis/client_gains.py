@@ -1,52 +1,81 @@
-"""Which clients gain with a method, and which lose, judged by the uncertainty of their own test samples."""
+"""Which clients gain with a method, and which lose, judged by the uncertainty of their own test samples, or by redrawn
+splits of their samples."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite
-from statistics import fmean, median
+from statistics import fmean
 
-from fedtailor.analysis.formatting import count_of
-from fedtailor.analysis.run_summary import Client, Comparison
-from fedtailor.analysis.statistics import accuracies_differ
+from fedtailor.analysis.run_summary import Client, Comparison, RunSummary, overlap
+from fedtailor.analysis.statistics import PairedTest, accuracies_differ, paired_t_test
 
 
 @dataclass(frozen=True)
 class ClientGain:
-    """One client's difference between two methods, averaged over the seeds in which the client has the same data."""
+    """One client's difference between two methods, averaged over the seeds in which the client has the same samples."""
 
     gain: float  # positive is better, also for scores that should be low; −∞ if the client diverged
-    direction: int  # 1: the client gains; −1: it loses; 0: its test samples cannot tell
+    direction: int  # 1: the client gains; −1: it loses; 0: its test samples, or splits, cannot tell
+    test: PairedTest | None = None  # over redrawn splits of the client's samples
 
 
 def has_known_uncertainty(group: Comparison) -> bool:
-    """Return whether the variance of a client's score is known: an accuracy is a fraction of its test samples."""
-    return group.fmt.score == "accuracy"
+    """Return whether the uncertainty of a client's score is known: from redrawn splits, or because an accuracy is a
+    fraction of its test samples."""
+    return group.is_repeated or group.fmt.score == "accuracy"
+
+
+def undecided_label(group: Comparison) -> str:
+    """Return what a client is that neither gains nor loses, for tables and legends."""
+    if group.is_repeated:
+        return "no clear difference"
+    return "within uncertainty" if has_known_uncertainty(group) else "same"
 
 
 def client_gains(group: Comparison, label: str, other: str) -> dict[Client, ClientGain]:
     """Return the gain of each client with a method over another one. A client that diverged with the method loses; one
     that diverged with the other method is omitted.
 
-    A gain or loss of accuracy must exceed the uncertainty of the client's test samples. Seeds do not reduce it, because
-    a client is tested on the same samples in all of them. For other scores, gains and losses are only counted.
+    If the client's samples were split anew for each run, its gain or loss must differ from 0 by the corrected t test
+    over these splits (`paired_t_test`). Otherwise, a gain or loss of accuracy must exceed the uncertainty of the
+    client's test samples; seeds do not reduce it, because a client is tested on the same samples in all of them. For
+    other scores, gains and losses are only counted.
     """
-    scores: dict[Client, tuple[list[float], list[float]]] = {}  # of both methods, one per seed
-    sizes: dict[Client, int] = {}
+    found: dict[Client, list[tuple[RunSummary, RunSummary]]] = {}
     for ours, theirs in group.run_pairs(label, other):
         for client in ours.ranked_scores.keys() & theirs.ranked_scores.keys():
-            key = ours.split, client
-            for values, summary in zip(scores.setdefault(key, ([], [])), (ours, theirs), strict=True):
-                values.append(summary.ranked_scores[client])
-            sizes[key] = ours.test_sizes[client]
-    means = {key: (fmean(scores[key][0]), fmean(scores[key][1])) for key in sorted(scores)}
-    return {key: _gain(group, *own, sizes[key]) for key, own in means.items() if isfinite(own[1])}
+            found.setdefault((ours.samples, client), []).append((ours, theirs))
+    gains = {key: _gain(group, key[1], pairs) for key, pairs in sorted(found.items())}
+    return {key: gain for key, gain in gains.items() if gain is not None}
 
 
-def _gain(group: Comparison, ours: float, theirs: float, samples: int) -> ClientGain:
-    if not isfinite(ours):
+def _gain(group: Comparison, client: int, pairs: Sequence[tuple[RunSummary, RunSummary]]) -> ClientGain | None:
+    ours, theirs = ([pair[side].ranked_scores[client] for pair in pairs] for side in (0, 1))
+    if not isfinite(fmean(theirs)):
+        return None
+    if not isfinite(fmean(ours)):
         return ClientGain(-inf, -1)
-    gain = group.sign * (ours - theirs)
-    known = has_known_uncertainty(group) and not accuracies_differ(ours, theirs, samples)
-    return ClientGain(gain, 0 if known else (gain > 0) - (gain < 0))
+    if len({summary.split for summary, _ in pairs}) > 1 or group.is_repeated:
+        return gain_over_splits(group, ours, theirs, overlap([summary for summary, _ in pairs], [client]))
+    gain = group.sign * (fmean(ours) - fmean(theirs))
+    samples = pairs[-1][0].test_sizes[client]
+    unclear = has_known_uncertainty(group) and not accuracies_differ(fmean(ours), fmean(theirs), samples)
+    return ClientGain(gain, 0 if unclear else _sign(gain))
+
+
+def gain_over_splits(
+    group: Comparison, ours: Sequence[float], theirs: Sequence[float], test_to_train: float
+) -> ClientGain:
+    """Return the gain between two methods, given one score of each per redrawn split."""
+    a, b = ([group.sign * score for score in scores] for scores in (ours, theirs))
+    test = paired_t_test(a, b, test_to_train)
+    test = replace(test, interval=group.clip(test.interval, lowest=-1.0))
+    clear = test.interval is not None and _sign(test.interval[0]) == _sign(test.interval[1])
+    return ClientGain(test.mean, _sign(test.mean) if clear else 0, test)
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
 
 
 def gains_over_local(group: Comparison) -> dict[str, dict[Client, ClientGain]]:
@@ -56,30 +85,10 @@ def gains_over_local(group: Comparison) -> dict[str, dict[Client, ClientGain]]:
     return {label: gains for label, gains in found.items() if gains}
 
 
-def gain_sentences(group: Comparison) -> list[str]:
-    """Return how many clients gain over local training, and how many lose, with the best federated method; nothing if
-    no client has scores with both."""
-    others = gains_over_local(group)
-    if not others:
-        return []
-    best, found = next(iter(others.items()))
-    better, worse, rest = (sum(one.direction == sign for one in found.values()) for sign in (1, -1, 0))
-    diverged = sum(not isfinite(one.gain) for one in found.values())
-    splits, middle = len({split for split, _ in found}), median(one.gain for one in found.values())
-    which = "the best federated method here" if len(others) > 1 else "the only federated method here"
-    known = has_known_uncertainty(group)
-    within = f"within the uncertainty of {'its' if rest == 1 else 'their'} test samples" if known else "the same"
-    return [
-        f"With {best}, {which}, {better} of {count_of(len(found), 'client')}"
-        f"{f' (from {splits} splits)' if splits > 1 else ''} {'gains' if better == 1 else 'gain'} over local training, "
-        f"{worse} {'loses' if worse == 1 else 'lose'}{f' ({diverged} diverged)' if diverged else ''}, and {rest} "
-        f"{'is' if rest == 1 else 'are'} {within}; "
-        + (f"the median gain is {gain_text(group, middle)}." if isfinite(middle) else "the median client diverged."),
-        "A gain or loss exceeds the 95 % uncertainty of the client's own test samples; by chance, up to one client in "
-        "twenty does."
-        if known
-        else f"The uncertainty of one client's {group.fmt.name} is unknown, so all differences are counted.",
-    ]
+def count_directions(gains: Mapping[Client, ClientGain]) -> tuple[int, int, int]:
+    """Return how many clients gain, how many lose, and how many neither gain nor lose."""
+    better, worse, rest = (sum(one.direction == sign for one in gains.values()) for sign in (1, -1, 0))
+    return better, worse, rest
 
 
 def gain_text(group: Comparison, gain: float) -> str:

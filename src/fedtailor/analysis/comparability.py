@@ -39,9 +39,10 @@ def label_clients(names: Iterable[str]) -> list[str]:
 
 
 def experiment_key(run: Run) -> str:
-    """Return a string of all settings except method and seeds; runs with equal strings are comparable."""
+    """Return a string of all settings except method, seeds, and the number of a redrawn split; runs with equal strings
+    are comparable."""
     settings = {name: v for name, v in run.experiment.items() if name not in ("method", "seed", *NEUTRAL_SETTINGS)}
-    settings["data"] = {**run.experiment["data"], "seed": None}
+    settings["data"] = {**run.experiment["data"], "seed": None, "repeat": is_repeated(run)}
     evaluation = [run.info["score"], run.info["higher_is_better"], run.num_clients]
     return json.dumps([settings, evaluation], sort_keys=True, default=str)
 
@@ -51,6 +52,20 @@ def split_key(run: Run) -> str:
     fingerprint = run.info.get("fingerprint", {}).get("data")
     clients = [(client["name"], client["train"], client["test"]) for client in run.info["clients"]]
     return str(fingerprint or json.dumps([run.experiment["data"], clients], sort_keys=True, default=str))
+
+
+def is_repeated(run: Run) -> bool:
+    """Return whether the clients' samples were split anew into training and test samples."""
+    return run.experiment["data"].get("repeat") is not None
+
+
+def samples_key(run: Run) -> str:
+    """Return a string that identifies the samples of the clients: it is the same for all redrawn splits of the same
+    clients, and that of the split for other runs."""
+    if not is_repeated(run):
+        return split_key(run)
+    totals = [(c["name"], c["train"] + c.get("validation", 0) + c["test"]) for c in run.info["clients"]]
+    return json.dumps([{**run.experiment["data"], "repeat": None}, totals], sort_keys=True, default=str)
 
 
 def is_local_baseline(other: Run, run: Run) -> bool:

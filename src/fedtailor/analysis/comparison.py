@@ -1,14 +1,15 @@
 """Which method or setting scores best, by how much, and whether that is more than chance.
 
 The terminal, sweeps, the report, and the dashboard print this answer. The unit of replication is the seed: two methods
-are compared by Student's t over the differences of their scores, with Holm's correction for the number of methods.
+are compared by Student's t over the differences of their scores, with Holm's correction for the number of methods. If
+the clients' samples were split anew for each run, the unit is the split, and t is corrected for their overlap.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import fmean
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from fedtailor.analysis.formatting import ScoreFormat, format_p, join_names, method_in_text
 from fedtailor.analysis.statistics import MIN_SEEDS, SIGNIFICANCE_LEVEL, PairedTest, holm, paired_t_test
@@ -18,6 +19,10 @@ DEPENDENT_SEEDS = (
     "Seeds that re-split the same data are not fully independent, so intervals may be too narrow and p values too "
     "small."
 )
+OVERLAPPING_SPLITS = (
+    "Redrawn splits of the same samples overlap, so intervals and p values are those of the corrected resampled t test "
+    "(Nadeau and Bengio 2003), in which the variance of a mean is s² (1/n + test samples / training samples)."
+)
 NO_COMMON_SEED = "No seed is common to all; two of them are compared only on the seeds that both have."
 _IN_COMMON = "on the clients and seeds that both have"
 SAME_START = (
@@ -25,6 +30,7 @@ SAME_START = (
     "class or function that builds the module to draw them from the seed."
 )
 MORE_SEEDS = f"An interval and a significance test need at least {MIN_SEEDS} seeds."
+Unit = Literal["seed", "split"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class Ranking:
     score: float
     differences: Sequence[PairwiseDifference]
     data: str = ""  # follows the score in sentences, such as "on validation data"
+    unit: Unit = "seed"  # of replication
 
     def comparative(self, better: bool) -> str:
         """Return "higher" or "lower"."""
@@ -85,10 +92,13 @@ def common_seeds(seeds: Iterable[Iterable[T]]) -> set[T]:
 
 
 def compare_with_best(
-    scores: Mapping[str, float], pairs: Mapping[str, Sequence[tuple[float, float]]], higher_is_better: bool
+    scores: Mapping[str, float],
+    pairs: Mapping[str, Sequence[tuple[float, float]]],
+    higher_is_better: bool,
+    test_to_train: float = 0.0,
 ) -> list[PairwiseDifference]:
     """Test the best method against each other method, given its mean score, and one pair of scores (of the best and of
-    the other method) per common seed.
+    the other method) per common seed; `test_to_train` is that of `paired_t_test`.
 
     >>> [found] = compare_with_best({"b": 0.62}, {"b": [(0.8, 0.7), (0.75, 0.55), (0.9, 0.6)]}, higher_is_better=True)
     >>> round(found.test.mean, 3), round(found.p, 3), found.seeds_won, found.direction
@@ -96,7 +106,7 @@ def compare_with_best(
     """
     sign = 1 if higher_is_better else -1
     signed = {other: [(sign * ours, sign * theirs) for ours, theirs in own] for other, own in pairs.items()}
-    tests = {o: paired_t_test([a for a, _ in own], [b for _, b in own]) for o, own in signed.items()}
+    tests = {o: paired_t_test([a for a, _ in own], [b for _, b in own], test_to_train) for o, own in signed.items()}
     known = {other: test.p for other, test in tests.items() if test.p is not None}
     corrected = dict(zip(known, holm(list(known.values())), strict=True))
     return [
@@ -113,24 +123,27 @@ def headline(ranking: Ranking) -> str:
     start = f"{ranking.best} scores {'highest' if ranking.higher_is_better else 'lowest'} ({shown})"
     found = ranking.differences[0]
     test, other = found.test, method_in_text(found.other)
-    few = "there are not enough seeds to tell whether"
+    few = f"there are not enough {ranking.unit}s to tell whether"
     if test.mean < 0:  # possible if the score of the best method covers other clients or seeds
         gap = f"{ranking.fmt.gap(test.mean)} {ranking.comparative(True)}"
         start += f", but {_IN_COMMON}, {other} is {gap}"
-        return f"{start}; {few} this is more than chance." if test.seeds < MIN_SEEDS else f"{start}: {_outcome(found)}."
+        if test.seeds < MIN_SEEDS:
+            return f"{start}; {few} this is more than chance."
+        return f"{start}: {_outcome(ranking, found)}."
     lead = f"its {ranking.fmt.lead(test.mean) if test.mean else 'lead'} over {other}"
     if test.seeds < MIN_SEEDS:
         return f"{start}, but {few} {lead} is more than chance."
     if test.p is None:
         same = f"{other} has the same score" if not test.mean else f"{lead} is the same"
-        return f"{start}, but {same} in all {test.seeds} seeds, for which no significance test is defined."
-    return f"{start}, {'and' if found.direction > 0 else 'but'} {lead} is {_outcome(found)}."
+        return f"{start}, but {same} in all {test.seeds} {ranking.unit}s, for which no significance test is defined."
+    return f"{start}, {'and' if found.direction > 0 else 'but'} {lead} is {_outcome(ranking, found)}."
 
 
-def _outcome(found: PairwiseDifference) -> str:
+def _outcome(ranking: Ranking, found: PairwiseDifference) -> str:
+    number = f"{found.test.seeds} {ranking.unit}s"
     if found.p is None:
-        return f"the same difference in all {found.test.seeds} seeds, for which no significance test is defined"
-    return f"{'' if found.direction else 'not '}statistically significant over {found.test.seeds} seeds"
+        return f"the same difference in all {number}, for which no significance test is defined"
+    return f"{'' if found.direction else 'not '}statistically significant over {number}"
 
 
 def pair_sentence(ranking: Ranking, found: PairwiseDifference) -> str:
@@ -149,7 +162,7 @@ def pair_sentence(ranking: Ranking, found: PairwiseDifference) -> str:
     interval = f"95 % interval of the lead, for this pair only: {' to '.join(map(fmt.signed, test.interval))}"
     many = sum(pair.p is not None for pair in ranking.differences)
     correction = f" after correction for {many} comparisons" if many > 1 else ""
-    return f"{sentence} ({interval}): {_outcome(found)} ({format_p(found.p)}{correction})."
+    return f"{sentence} ({interval}): {_outcome(ranking, found)} ({format_p(found.p)}{correction})."
 
 
 def other_methods(ranking: Ranking) -> list[str]:

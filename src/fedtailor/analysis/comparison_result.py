@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from fedtailor.analysis.client_gains import gain_sentences
 from fedtailor.analysis.comparison_tables import (
     best_cells,
+    client_table,
     cost_table,
     generalization_table,
     metric_table,
@@ -18,7 +18,8 @@ from fedtailor.analysis.comparison_tables import (
     train_and_global_table,
 )
 from fedtailor.analysis.formatting import ScoreFormat, count_of
-from fedtailor.analysis.rows import client_rows, method_rows, seed_rows
+from fedtailor.analysis.gain_sentences import gain_sentences
+from fedtailor.analysis.rows import client_mean_rows, client_rows, method_rows, seed_rows
 from fedtailor.analysis.run_summary import Comparison, compare_runs
 from fedtailor.analysis.table_formats import to_csv, to_json, to_latex, to_markdown, to_text
 from fedtailor.analysis.verdict import verdict_sentences
@@ -30,7 +31,7 @@ from fedtailor.runs.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-_ROWS = {"method": method_rows, "seed": seed_rows, "client": client_rows}
+ROWS = {"method": method_rows, "seed": seed_rows, "client": client_rows, "client_mean": client_mean_rows}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,9 +65,10 @@ class ComparisonResult:
 
     def tables(self) -> list[Table]:
         """Return the tables for a rich console: scores, costs, other metrics, and, if they were evaluated, scores on a
-        common test set, of held-out clients, on training samples, and of the global model."""
+        common test set, of held-out clients, on training samples, and of the global model; with redrawn splits, also
+        the clients with their intervals."""
         tables = [score_table(self.group), cost_table(self.group, self.target), metric_table(self.group)]
-        others = [generalization_table(self.group), train_and_global_table(self.group)]
+        others = [generalization_table(self.group), train_and_global_table(self.group), client_table(self.group)]
         return [*tables, *(table for table in others if table is not None)]
 
     def table(self, width: int = 100) -> str:
@@ -81,13 +83,14 @@ class ComparisonResult:
         return [f"{name} is missing: {why}" for name, why in self.failures.items()]
 
     def rows(self, per: str = "method") -> list[dict[str, Any]]:
-        """Return plain rows per "method", per "seed" (and method), or per "client" (and method and seed).
+        """Return plain rows per "method", per "seed" (and method), per "client" (and method and seed), or per
+        "client_mean" (client and method, with intervals over redrawn splits).
 
         Scores are fractions, sizes are bytes, and times are seconds.
         """
-        if per not in _ROWS:
-            raise unknown_name("kind of rows", per, _ROWS)
-        return method_rows(self.group, self.target) if per == "method" else _ROWS[per](self.group)
+        if per not in ROWS:
+            raise unknown_name("kind of rows", per, ROWS)
+        return method_rows(self.group, self.target) if per == "method" else ROWS[per](self.group)
 
     def to_pandas(self, per: str = "method") -> "pd.DataFrame":
         """Return the `rows` as a pandas DataFrame."""
@@ -98,8 +101,10 @@ class ComparisonResult:
         return _write(to_csv(self.rows(per)), path)
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return the rows per method and the verdict as JSON, and write them to a file if a path is given."""
-        return _write(to_json(self.rows(), verdict=self.verdict(), failures=dict(self.failures)), path)
+        """Return the rows per method, those per client with intervals if there are redrawn splits, and the verdict as
+        JSON, and write them to a file if a path is given."""
+        clients = {"clients": self.rows("client_mean")} if self.group.is_repeated else {}
+        return _write(to_json(self.rows(), **clients, verdict=self.verdict(), failures=dict(self.failures)), path)
 
     def to_latex(self, path: str | Path | None = None) -> str:
         """Return the tables in LaTeX, and write them to a file if a path is given.
@@ -136,7 +141,7 @@ class ComparisonResult:
         return [(first, best_cells(self.group)), *((table, set()) for table in others)]
 
     def __repr__(self) -> str:
-        counts = [count_of(len(self.group.ranked), "method"), count_of(len(self.group.seeds), "seed")]
+        counts = [count_of(len(self.group.ranked), "method"), count_of(len(self.group.seeds), self.group.unit)]
         best = [f"best: {self.group.ranking.best}"] if self.group.ranking is not None else []
         missing = [f"{count_of(len(self.failures), 'run')} missing"] if self.failures else []
         return f"ComparisonResult({', '.join([*counts, *best, *missing])})"

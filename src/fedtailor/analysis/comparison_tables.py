@@ -1,16 +1,19 @@
 """Tables of a comparison for the terminal, each narrow enough for 80 columns."""
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from statistics import mean
 
 from rich.table import Table
 
-from fedtailor.analysis.client_gains import gains_over_local, has_known_uncertainty
+from fedtailor.analysis.client_gains import ClientGain, gains_over_local, has_known_uncertainty
+from fedtailor.analysis.client_intervals import ClientMean, client_means, mean_gain, num_splits
 from fedtailor.analysis.comparison import SAME_START
-from fedtailor.analysis.formatting import ScoreFormat, format_megabytes, join_names, percent
-from fedtailor.analysis.rows import metric_group, moments_of, other_metric_names, over_seeds
+from fedtailor.analysis.formatting import ScoreFormat, count_of, format_megabytes, join_names, percent
+from fedtailor.analysis.rows import VERDICTS, metric_group, moments_of, other_metric_names, over_seeds
 from fedtailor.analysis.run_length import early_stopping_note
 from fedtailor.analysis.run_summary import Comparison
+from fedtailor.analysis.statistics import PairedTest
 from fedtailor.analysis.tables import describe_runs, metric_notes, new_table, score_format, spread, untested_note
 from fedtailor.analysis.target_costs import target_cost
 from fedtailor.analysis.verdict import seeds_share_start
@@ -19,13 +22,14 @@ from fedtailor.runs.run import Run
 
 _MOMENTS = ("trained", "received")  # as columns, after the method
 _NONE = "–"
+_MAX_CLIENT_ROWS = 100
 
 
 def score_table(group: Comparison) -> Table:
     """Return the scores of several methods, ranked by their score after the last round."""
     first, gains, every = group.first, gains_over_local(group), _runs(group)
     seeds = max(len(summaries) for summaries in group.methods.values())
-    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    over = f"mean ± standard deviation over {seeds} {group.unit}s" if seeds > 1 else "one seed"
     title = f"{describe_runs(every)}; {score_format(first).in_words}; {over}"
 
     def row(label: str, runs: Sequence[Run]) -> list[str]:
@@ -39,6 +43,7 @@ def score_table(group: Comparison) -> Table:
 
     table = _table(group, title, [*_MOMENTS, "worst 10 %", "> local"], row)
     beyond = " by more than the uncertainty of their test samples" if has_known_uncertainty(group) else ""
+    beyond = ", and whose 95 % interval over splits excludes 0" if group.is_repeated else beyond
     table.caption = (
         "Last round, all test samples. trained: after local training, before averaging; received: after averaging. "
         "*: the score that ranks the method, also in the next columns. worst 10 %: mean of these clients."
@@ -50,6 +55,64 @@ def score_table(group: Comparison) -> Table:
     table.caption += f" {SAME_START}" if seeds_share_start(group) else ""
     table.caption += f" {note}" if (note := early_stopping_note(every)) else ""
     return table
+
+
+def client_table(group: Comparison) -> Table | None:
+    """Return each client's score and its gain over local training, with intervals over redrawn splits of its samples;
+    None without such splits."""
+    if not group.is_repeated:
+        return None
+    clients, total = dict[str, list[ClientMean]](), num_splits(group)
+    for found in client_means(group):
+        clients.setdefault(found.name, []).append(found)
+    has_counts = any(one.score.seeds < total for own in clients.values() for one in own)
+    interval = "95 % interval"
+    columns = ["", group.fmt.name, interval, "gain", interval, "verdict", *["n"] * has_counts]
+    table = new_table(f"Clients; {group.fmt.in_words}, and gain over local training", columns, left=1)
+    shown = list(clients)[: max(1, _MAX_CLIENT_ROWS // len(group.methods))]
+    for name in shown:
+        table.add_row(name)
+        for one in clients[name]:
+            table.add_row(*_client_cells(group, one.label, one.score, one.gain), *[str(one.score.seeds)] * has_counts)
+        table.add_section()
+    _add_mean_rows(table, group)
+    table.columns[2].no_wrap = table.columns[4].no_wrap = False  # rather than truncating numbers with many digits
+    table.caption = _client_caption(total, has_counts, len(clients) - len(shown))
+    return table
+
+
+def _add_mean_rows(table: Table, group: Comparison) -> None:
+    """Add the mean over the clients that have a score with every method in every split."""
+    means = {label: found for label in group.methods if (found := mean_gain(group, label)) is not None}
+    if means:
+        table.add_row(f"Mean of {count_of(next(iter(means.values())).clients, 'client')}")
+    for label, found in means.items():
+        table.add_row(*_client_cells(group, label, found.score, None if label == group.baseline else found.gain))
+
+
+def _client_cells(group: Comparison, label: str, score: PairedTest, gain: ClientGain | None) -> list[str]:
+    cells = [f"  {label}", group.fmt.plain(score.mean), _ends(score.interval, group.fmt.plain)]
+    if gain is None:
+        return [*cells, "", "", ""]
+    amount = group.fmt.signed(gain.gain) if isfinite(gain.gain) else "diverged"
+    interval = None if gain.test is None else gain.test.interval
+    verdict = VERDICTS[gain.direction] if gain.direction else "unclear"
+    return [*cells, amount, _ends(interval, group.fmt.signed), verdict]
+
+
+def _client_caption(splits: int, has_counts: bool, omitted: int) -> str:
+    counts = " n: splits in which the score is defined; only these count." if has_counts else ""
+    more = f" {omitted} more clients: rows('client_mean')." if omitted else ""
+    return (
+        f"Means over {splits} redrawn splits of each client's samples into training and test samples. gain: over local "
+        "training in the same splits; positive is better. unclear: no clear difference, the interval contains 0."
+        f"{counts} Splits overlap, so all intervals are those of the corrected resampled t test (Nadeau and Bengio "
+        f"2003). Each holds for one client and one method alone.{more}"
+    )
+
+
+def _ends(interval: tuple[float, float] | None, text: Callable[[float], str]) -> str:
+    return _NONE if interval is None else " to ".join(map(text, interval))
 
 
 def best_cells(group: Comparison) -> set[tuple[int, int]]:

@@ -5,6 +5,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from fedtailor.analysis.client_gains import gains_over_local
+from fedtailor.analysis.client_intervals import client_means
 from fedtailor.analysis.formatting import split_prefix
 from fedtailor.analysis.run_summary import Comparison
 from fedtailor.analysis.target_costs import target_cost
@@ -12,6 +13,7 @@ from fedtailor.runs.records import COMMON, GLOBAL, HELD_OUT
 from fedtailor.runs.run import CHOICES, MOMENTS, Run
 
 Row = dict[str, Any]
+VERDICTS = {1: "gains", 0: "no clear difference", -1: "loses"}  # by the direction of a client's gain
 _STATISTICS = {  # column -> statistic of a summary
     "client_mean": "mean", "worst_tenth": "worst_tenth", "largest_tenth": "largest_tenth",
     "largest_tenth_weighted": "largest_tenth_weighted",
@@ -86,6 +88,24 @@ def client_rows(group: Comparison) -> list[Row]:
                 row |= {"score": summary.ranked_scores.get(client)}
                 rows.append(row | {moment: summary.last[moment].get(client) for moment in ("trained", "received")})
     return rows
+
+
+def client_mean_rows(group: Comparison) -> list[Row]:
+    """Return one row per client and method: means over seeds, or over redrawn splits, with 95 % intervals for the
+    latter. `gain` is over local training in the same splits, positive if it is better."""
+    rows = []
+    for found in client_means(group):
+        gain, test = found.gain, None if found.gain is None else found.gain.test
+        row: Row = {"method": found.label, "client": found.client[1], "name": found.name}
+        row |= {"train_samples": found.train, "test_samples": found.test, f"{group.unit}s": found.score.seeds}
+        row |= {"score": found.score.mean} | _ends("score", found.score.interval)
+        row |= {"gain": None if gain is None else gain.gain} | _ends("gain", None if test is None else test.interval)
+        rows.append(row | {"verdict": None if gain is None else VERDICTS[gain.direction]})
+    return rows
+
+
+def _ends(name: str, interval: tuple[float, float] | None) -> Row:
+    return dict(zip((f"{name}_low", f"{name}_high"), interval or (None, None), strict=True))
 
 
 def run_rows(run: Run) -> list[Row]:

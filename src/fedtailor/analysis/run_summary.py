@@ -1,14 +1,14 @@
 """Summaries of runs, small enough to hold many runs of a thousand clients in memory, and groups of comparable runs."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite
 from statistics import fmean, mean
 
-from fedtailor.analysis.comparability import NEUTRAL_SETTINGS, experiment_key, split_key
-from fedtailor.analysis.comparison import Ranking, common_seeds, compare_with_best, rank
+from fedtailor.analysis.comparability import NEUTRAL_SETTINGS, experiment_key, is_repeated, samples_key, split_key
+from fedtailor.analysis.comparison import Ranking, Unit, common_seeds, compare_with_best, rank
 from fedtailor.analysis.formatting import ScoreFormat, setting_labels, shorten
 from fedtailor.analysis.statistics import mean_interval
 from fedtailor.errors import RunError
@@ -17,7 +17,7 @@ from fedtailor.runs.run import MOMENTS, Run
 from fedtailor.runs.summaries import weighted_mean
 from fedtailor.runs.toml import flatten_settings
 
-Client = tuple[str, int]  # data split and client number; seeds can have different splits
+Client = tuple[str, int]  # key of the clients' samples, and client number; seeds can split the data differently
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class RunSummary:
     run: Run
     label: str  # the method's proper name, with the fields that differ if a method has several settings
     split: str  # key of the data split
+    samples: str  # key of the clients' samples: equal in redrawn splits of the same clients, otherwise the split
     test_sizes: Sequence[int]  # test samples per client
     last: Mapping[str, Values]  # moment -> client -> score after the last round
     curves: Mapping[str, Curve]  # by moment
@@ -94,6 +95,7 @@ def summarize_run(run: Run, label: str) -> RunSummary:
         run=run,
         label=label,
         split=split_key(run),
+        samples=samples_key(run),
         test_sizes=test_sizes,
         last={moment: expanded.scores(moment) for moment in MOMENTS},
         curves={moment: _curve(expanded, moment, test_sizes) for moment in MOMENTS},
@@ -180,6 +182,22 @@ class Comparison:
         return sorted({summary.seed for summary in self.summaries})
 
     @cached_property
+    def is_repeated(self) -> bool:
+        """Whether all runs have the same clients with their samples split anew into training and test samples."""
+        same = len({summary.samples for summary in self.summaries}) == 1
+        return same and all(is_repeated(summary.run) for summary in self.summaries)
+
+    @property
+    def unit(self) -> Unit:
+        """What is repeated: the seed, or the split of the clients' samples."""
+        return "split" if self.is_repeated else "seed"
+
+    @cached_property
+    def test_to_train(self) -> float:
+        """The ratio of test to training samples over all clients, if redrawn splits overlap; otherwise 0."""
+        return overlap(self.summaries) if self.is_repeated else 0.0
+
+    @cached_property
     def shares_seeds(self) -> bool:
         """Whether all methods have the same seeds and splits; False if no seed is common to all methods."""
         return len({frozenset(summary.pair_key for summary in runs) for runs in self.methods.values()}) == 1
@@ -204,12 +222,16 @@ class Comparison:
         return mean(scores) if scores and all(map(isfinite, scores)) else None
 
     def interval(self, label: str, moment: str | None = None) -> tuple[float, float] | None:
-        """Return the 95 % interval of the mean over seeds by Student's t, clipped to [0, 1] for percentages; None for
-        fewer than three seeds."""
-        if self.score(label, moment) is None or (found := mean_interval(self.scores(label, moment))) is None:
+        """Return the 95 % interval of the mean over seeds or splits by Student's t, clipped to [0, 1] for percentages;
+        None for fewer than three seeds."""
+        if self.score(label, moment) is None:
             return None
-        low, high = (0.0, 1.0) if self.fmt.unit else (-inf, inf)
-        return max(low, found[0]), min(high, found[1])
+        return self.clip(mean_interval(self.scores(label, moment), self.test_to_train))
+
+    def clip(self, interval: tuple[float, float] | None, lowest: float = 0.0) -> tuple[float, float] | None:
+        """Return an interval of scores, clipped to [0, 1] for percentages, or of differences with `lowest` −1."""
+        low, high = (lowest, 1.0) if self.fmt.unit else (-inf, inf)
+        return None if interval is None else (max(low, interval[0]), min(high, interval[1]))
 
     @cached_property
     def ranking(self) -> Ranking | None:
@@ -219,8 +241,8 @@ class Comparison:
             return None
         best, *others = scores
         pairs = {other: [weighted for weighted, _ in self.paired_scores(best, other)] for other in others}
-        differences = compare_with_best(scores, pairs, self.sign > 0)
-        return Ranking(self.fmt, self.sign > 0, best, scores[best], differences)
+        differences = compare_with_best(scores, pairs, self.sign > 0, self.test_to_train)
+        return Ranking(self.fmt, self.sign > 0, best, scores[best], differences, unit=self.unit)
 
     def run_pairs(self, label: str, other: str) -> list[tuple[RunSummary, RunSummary]]:
         """Return the runs of two methods that have the same seed and split."""
@@ -239,6 +261,18 @@ class Comparison:
                 a, b = (sum(own[c] * ours.test_sizes[c] for c in both) / total for own in scores)
                 found.append(((a, b), (fmean(scores[0][c] for c in both), fmean(scores[1][c] for c in both))))
         return found
+
+
+def overlap(summaries: Sequence[RunSummary], clients: Collection[int] | None = None) -> float:
+    """Return the ratio of test to training samples, of these clients or all clients that are tested."""
+    chosen = [
+        own
+        for summary in summaries
+        for client, own in enumerate(summary.run.info["clients"])
+        if own["test"] and (clients is None or client in clients)
+    ]
+    train, test = sum(own["train"] + own.get("validation", 0) for own in chosen), sum(own["test"] for own in chosen)
+    return test / train if train else 0.0
 
 
 def compare_runs(runs: Sequence[Run]) -> Comparison:
@@ -268,7 +302,9 @@ def _differing_settings(first_runs: Sequence[Run]) -> list[str]:
         for run in first_runs
     ]
     settings = [{**own, "clients": run.num_clients} for own, run in zip(settings, first_runs, strict=True)]
-    names = [n for n in dict.fromkeys(name for own in settings for name in own) if n != "data.seed"]
+    names = [
+        n for n in dict.fromkeys(name for own in settings for name in own) if n not in ("data.seed", "data.repeat")
+    ]
     differ = [name for name in names if len({str(own.get(name)) for own in settings}) > 1]
     differ = [name for name in differ if name != "clients" or "data.clients" not in differ]
     return [", ".join(f"{name} = {own.get(name, 'none')}" for name in differ) for own in settings]

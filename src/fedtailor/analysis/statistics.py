@@ -1,4 +1,4 @@
-"""Student's t over seeds, Holm's correction, the uncertainty of a client's test samples, and rank correlations."""
+"""Student's t over seeds or splits, Holm's correction, the uncertainty of test samples, and rank correlations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ _SHUFFLED_VALUES = 20_000_000  # total number of values shuffled for a rank corr
 
 @dataclass(frozen=True)
 class PairedTest:
-    """The mean over seeds of a difference, with its 95 % interval and its two-sided p value. Interval and p value are
-    None for fewer than three seeds, or if all differences are equal: then t is not defined."""
+    """The mean over seeds, or over redrawn splits, of a difference, with its 95 % interval and its two-sided p value.
+    Interval and p value are None for fewer than three seeds, or if all differences are equal: then t is not defined."""
 
     seeds: int
     mean: float
@@ -30,12 +30,19 @@ class PairedTest:
     p: float | None = None
 
 
-def paired_t_test(ours: Sequence[float], theirs: Sequence[float]) -> PairedTest:
+def paired_t_test(ours: Sequence[float], theirs: Sequence[float], test_to_train: float = 0.0) -> PairedTest:
     """Return Student's t test of the difference between two methods; each position is one seed.
+
+    If each position is a redrawn split of the same samples, `test_to_train` is the ratio of test to training samples.
+    Such splits overlap, so the scores are correlated, and the variance of their mean is not s² / n. The corrected
+    resampled t test (Nadeau and Bengio, "Inference for the Generalization Error", Machine Learning 2003) takes
+    s² (1/n + test_to_train) instead; it applies to repeated cross-validation as well.
 
     >>> found = paired_t_test([0.8, 0.75, 0.9], [0.7, 0.55, 0.6])
     >>> round(found.mean, 3), [round(end, 3) for end in found.interval], round(found.p, 3)
     (0.2, [-0.048, 0.448], 0.074)
+    >>> [round(end, 3) for end in paired_t_test([0.8, 0.75, 0.9], [0.7, 0.55, 0.6], test_to_train=1 / 3).interval]
+    [-0.151, 0.551]
     """
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     mean = fmean(differences) if differences else 0.0
@@ -43,20 +50,25 @@ def paired_t_test(ours: Sequence[float], theirs: Sequence[float]) -> PairedTest:
     mean = 0.0 if abs(mean) <= _ROUNDING * scale else mean
     if len(differences) < MIN_SEEDS or stdev(differences) <= _ROUNDING * scale:
         return PairedTest(len(differences), mean)
-    from scipy.stats import ttest_1samp  # takes half a second to import
+    from scipy.stats import t, ttest_1samp  # takes half a second to import
 
     test = ttest_1samp(differences, 0.0)
-    low, high = test.confidence_interval(1 - SIGNIFICANCE_LEVEL)
-    return PairedTest(len(differences), mean, (float(low), float(high)), float(test.pvalue))
+    low, high = map(float, test.confidence_interval(1 - SIGNIFICANCE_LEVEL))
+    if not test_to_train:
+        return PairedTest(len(differences), mean, (low, high), float(test.pvalue))
+    wider = sqrt(1 + len(differences) * test_to_train)  # ratio of the two standard errors
+    middle, half = (low + high) / 2, wider * (high - low) / 2
+    p = 2 * float(t.sf(abs(test.statistic) / wider, len(differences) - 1))
+    return PairedTest(len(differences), mean, (middle - half, middle + half), p)
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % interval of a mean over seeds by Student's t; None where `PairedTest` has none.
+def mean_interval(values: Sequence[float], test_to_train: float = 0.0) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean over seeds or redrawn splits by `paired_t_test`; None where it has none.
 
     >>> [round(end, 2) for end in mean_interval([1.0, 2.0, 3.0])]  # 2 ± 4.30 · std / √3, with std = 1
     [-0.48, 4.48]
     """
-    return paired_t_test(values, [0.0] * len(values)).interval
+    return paired_t_test(values, [0.0] * len(values), test_to_train).interval
 
 
 def holm(ps: Sequence[float]) -> list[float]:

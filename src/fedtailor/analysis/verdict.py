@@ -6,6 +6,7 @@ from fedtailor.analysis.comparison import (
     DEPENDENT_SEEDS,
     MORE_SEEDS,
     NO_COMMON_SEED,
+    OVERLAPPING_SPLITS,
     SAME_START,
     Ranking,
     headline,
@@ -61,7 +62,7 @@ def _coverage(group: Comparison) -> str:
     counts = {summary.num_scored for label in group.scored for summary in group.methods[label]}
     if all(scored == tested for scored, tested in counts):
         return "all test samples"
-    (scored, tested), each = min(counts), " in each seed" if len(group.seeds) > 1 else ""
+    (scored, tested), each = min(counts), f" in each {group.unit}" if len(group.seeds) > 1 else ""
     number = f"{scored} of {tested} " if len(counts) == 1 else ""
     return f"the test samples of the {number}clients that have a score{each}"
 
@@ -69,7 +70,8 @@ def _coverage(group: Comparison) -> str:
 def _averaging(group: Comparison) -> str:
     if len(group.seeds) < 2:
         return ""
-    return f", mean of {len(group.seeds)} seeds" if group.shares_seeds else ", mean over the seeds of each method"
+    number = f"{len(group.seeds)} {group.unit}s"
+    return f", mean of {number}" if group.shares_seeds else f", mean over the {group.unit}s of each method"
 
 
 def _seed_notes(group: Comparison) -> list[str]:
@@ -84,9 +86,13 @@ def _seed_notes(group: Comparison) -> list[str]:
         notes.append(NO_COMMON_SEED)
     if first.test.seeds > 1:
         up, other = ranking.comparative(True), method_in_text(first.other)
-        notes.append(f"{ranking.best} scores {up} than {other} in {first.seeds_won} of {first.test.seeds} seeds.")
+        notes.append(
+            f"{ranking.best} scores {up} than {other} in {first.seeds_won} of {first.test.seeds} {group.unit}s."
+        )
     if first.test.seeds < MIN_SEEDS:
         notes.append(MORE_SEEDS)
+    elif group.is_repeated:
+        notes.append(OVERLAPPING_SPLITS)
     elif len({summary.split for summary in group.summaries}) > 1:
         notes.append(DEPENDENT_SEEDS)
     else:

@@ -28,6 +28,8 @@ def compare(ctx: typer.Context) -> None:
     Example: fedtailor compare fedavg fedper --seeds 0,1,2 --out FOLDER
     --method.FIELD sets a field of all methods that have it; with --all, of all methods that allow it.
     --NAME.FIELD sets a field of one method.
+    --repeats 10 splits the samples of every client anew, ten times, and shows an
+    interval per client; --folds 5 does so by cross-validation.
     --all compares all methods.
     --centralized adds training on the pooled data of all clients.
     --sampled-local adds local training in the rounds of the other methods only.
@@ -40,6 +42,7 @@ def compare(ctx: typer.Context) -> None:
     flags = parse_overrides([word for word in words if word not in _SWITCHES])
     out_folder, target = flags.pop("out", ""), flags.settings.pop("target", None)
     seeds = flags.pop_list("seeds", int, [0])
+    repeats, folds = (flags.settings.pop(name, None) for name in ("repeats", "folds"))
     if "seed" in flags.settings:
         raise ConfigError("compare takes --seeds instead of --seed, such as --seeds 0,1,2.")
     if "--all" in given and flags.positional:
@@ -58,8 +61,9 @@ def compare(ctx: typer.Context) -> None:
     with print_on_interrupt(f"To continue the comparison, run the same command with --out {folder}"):
         result = compare_methods(
             [experiment.method for experiment in experiments], lambda fed: local.model(fed),
-            lambda seed: replace(local, seed=seed).load(), seeds=seeds, sampled_local="--sampled-local" in given,
-            target=target, folder=folder, progress=True, skip_invalid="--all" in given, **config,
+            lambda seed: replace(local, seed=seed).load(), seeds=seeds, repeats=repeats, folds=folds,
+            sampled_local="--sampled-local" in given, target=target, folder=folder, progress=True,
+            skip_invalid="--all" in given, **config,
         )  # fmt: skip
     print_comparison(result, brief="--all" in given)
     print_line(f"Runs saved in {folder}")

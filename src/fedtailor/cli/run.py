@@ -39,6 +39,9 @@ def run(ctx: typer.Context) -> None:
     folder = Path(flags.pop("out", "runs"))
     if len(flags.positional) > 1:
         raise ConfigError(f"run takes one experiment file, got {len(flags.positional)}.")
+    if given := {"repeats", "folds"} & flags.settings.keys():
+        fix = "use fedtailor compare for several, or --data.repeat 3 for another one"
+        raise ConfigError(f"run trains on one split, so it does not take --{min(given)}; {fix}.")
     base = read_experiment_file(Path(flags.positional[0])) if flags.positional else {}
     experiment = make_experiment(flags.apply_to(base), consent)
     folder = unused_folder(folder, f"{_folder_name(experiment)}-{short_name(experiment.data.name)}")

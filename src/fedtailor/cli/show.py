@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from fedtailor.analysis.comparison_result import ComparisonResult
+from fedtailor.analysis.comparison_result import ROWS, ComparisonResult
 from fedtailor.analysis.rows import Row, run_rows
 from fedtailor.analysis.table_formats import to_csv, to_json, to_latex, to_markdown
 from fedtailor.analysis.tables import run_table
@@ -24,13 +24,19 @@ def show(
     folder: Annotated[Path, typer.Argument(help="a run folder, or a folder of runs")],
     format: Annotated[str, typer.Option(help="table, latex, markdown, csv, or json")] = "table",
     target: Annotated[float | None, typer.Option(help="a score such as 0.9: show what it takes to reach it")] = None,
+    per: Annotated[str, typer.Option(help=f"rows of csv: {', '.join(ROWS)}")] = "method",
 ) -> None:
     """Print the results of a run, a comparison, or a sweep, as a table or in a format to paste."""
     if format not in _FORMATS:
         raise unknown_name("format", format, _FORMATS)
     plan = None if is_run_folder(folder) else read_plan(folder)
-    if target is not None and (plan is not None or is_run_folder(folder)):
-        raise ConfigError("--target applies only to a comparison, a folder of runs.")
+    if per not in ROWS:
+        raise unknown_name("kind of rows", per, ROWS)
+    if per != "method" and format != "csv":
+        raise ConfigError("--per applies only to --format csv.")
+    for flag, is_given in (("target", target is not None), ("per", per != "method")):
+        if is_given and (plan is not None or is_run_folder(folder)):
+            raise ConfigError(f"--{flag} applies only to a comparison, a folder of runs.")
     if is_run_folder(folder):
         run = load_run(folder)
         _print(format, run_table(run), run_rows(run))
@@ -40,17 +46,17 @@ def show(
         planned = [path for path in paths if path.name in plan.runs and is_finished(path)]
         show_sweep(plan, [make_outcome(load_run(path), plan.runs[path.name]) for path in planned], format)
     else:
-        print_comparison(load_comparison(folder, target), format)
+        print_comparison(load_comparison(folder, target), format, per=per)
     unfinished = [path.name for path in paths if not is_finished(path)]
     if unfinished and plan is not None:
         err.print(f"Unfinished runs are not shown: {', '.join(unfinished)}.", markup=False, highlight=False)
 
 
-def print_comparison(result: ComparisonResult, format: str = "table", brief: bool = False) -> None:
-    """Print a comparison; a `brief` one only with scores and costs."""
+def print_comparison(result: ComparisonResult, format: str = "table", brief: bool = False, per: str = "method") -> None:
+    """Print a comparison; a `brief` one only with scores and costs. `per` selects the rows of CSV."""
     if format != "table":
-        texts = {"latex": result.to_latex, "markdown": result.to_markdown, "csv": result.to_csv, "json": result.to_json}
-        print_line(texts[format]().rstrip())
+        texts = {"latex": result.to_latex, "markdown": result.to_markdown, "json": result.to_json}
+        print_line((result.to_csv(per=per) if format == "csv" else texts[format]()).rstrip())
         return
     for table in result.tables()[: 2 if brief else None]:
         out.print(table)

@@ -29,6 +29,7 @@ FractionAbove0 = Annotated[float, Constraint("above 0 and at most 1", lambda val
 FractionBelow1 = Annotated[float, Constraint("at least 0 and below 1", lambda value: 0 <= value < 1)]
 InnerFraction = Annotated[float, Constraint("between 0 and 1", lambda value: 0 < value < 1)]
 PositiveInt = Annotated[int, Constraint("at least 1", lambda value: value >= 1)]
+AtLeastTwo = Annotated[int, Constraint("at least 2", lambda value: value >= 2)]
 NonNegativeInt = Annotated[int, Constraint("at least 0", lambda value: value >= 0)]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtailor.core.fields import check_fields
+from fedtailor.core.fields import AtLeastTwo, NonNegativeInt, check_fields
 from fedtailor.data.download.cache import download_folder, ensure_cached, folder_fingerprint, is_cached, read_cached
 from fedtailor.data.download.source import RemoteFile, Source
 from fedtailor.data.federation import Federation
@@ -19,7 +19,7 @@ from fedtailor.data.splits.class_fractions import PARTITIONS, Indices, SplitSett
 from fedtailor.data.splits.client_indices import read_indices
 from fedtailor.data.splits.owners import choose_owners
 from fedtailor.data.splits.partition import divide_like, hold_out_common, partition_samples
-from fedtailor.errors import DataError, unknown_name
+from fedtailor.errors import ConfigError, DataError, unknown_name
 
 log = logging.getLogger("fedtailor")
 BY_OWNER = "by_owner"
@@ -45,13 +45,24 @@ class Data:
         "pixel (those of the training samples of all clients)",
     ] = "published"
 
+    repeat: Annotated[
+        NonNegativeInt | None,
+        "split each client's samples anew into training and test samples; each number is another draw",
+    ] = None
+    folds: Annotated[AtLeastTwo | None, "of repeat: its numbers 0 to folds − 1 are the folds of a cross-validation"] = (
+        None
+    )
+
     def __post_init__(self) -> None:
         check_fields(self, "data.")
+        if self.folds is not None and self.repeat is None:
+            raise ConfigError("data.folds needs data.repeat, the number of a fold from 0.")
 
     def load(self) -> Federation:
         """Return the federation that these settings describe."""
         fed = self.make_federation()
-        return fed if self.normalize == "published" else fed.with_normalization(self.normalize)
+        fed = fed if self.normalize == "published" else fed.with_normalization(self.normalize)
+        return fed if self.repeat is None else fed.resplit(self.repeat, self.folds)
 
     def make_federation(self) -> Federation:
         """Return the federation with its published normalization."""

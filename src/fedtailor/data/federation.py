@@ -31,8 +31,11 @@ from fedtailor.data.samples import (
     with_sample_axis,
 )
 from fedtailor.data.splits.owners import check_owned, client_names, samples_by_client
+from fedtailor.data.splits.resampling import check_repeat, draw_split
 from fedtailor.data.stored_samples import StoredSamples, hash_samples, non_finite_samples
 from fedtailor.errors import DataError
+
+OWN_DATA = "own data"  # name of data without settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,7 @@ class Federation:
     settings: Mapping[str, Any] = field(default_factory=dict)  # how the federation was made, for the run folder
     common_test: Tensor | None = None  # indices of test samples that belong to no client, for all personal models
     stored: StoredSamples | None = None  # what is recorded about x and y if they are from a federation file
+    refit: Callable[["Federation"], "Federation"] | None = None  # repeats what `with_preprocessing` did after a resplit
 
     def __post_init__(self) -> None:
         _check(self)
@@ -124,8 +128,62 @@ class Federation:
             return replace(self, mean=None, std=None, settings=settings)
         if isinstance(self.x, dict) or not (self.x.dtype == torch.uint8 or self.x.is_floating_point()):
             raise DataError("with_normalization needs inputs with a single part of bytes or floats; omit it here.")
-        mean, std = ((0.5,), (0.5,)) if kind == "half" else input_statistics(self.x, torch.cat(self.train), kind)
-        return replace(self, mean=mean, std=std, settings=settings)
+        if kind == "half":
+            return replace(self, mean=(0.5,), std=(0.5,), settings=settings)
+
+        def fit(fed: Federation) -> Federation:
+            assert not isinstance(fed.x, dict)
+            mean, std = input_statistics(fed.x, torch.cat(fed.train), kind)
+            return replace(fed, mean=mean, std=std)
+
+        return replace(self, settings=settings).with_preprocessing(fit)
+
+    def with_preprocessing(self, fit: Callable[["Federation"], "Federation"]) -> "Federation":
+        """Return `fit(self)`; `resplit` then calls `fit` again with the new training samples.
+
+        `fit` returns a federation whose inputs are transformed by statistics of its training samples. Preprocessing of
+        your own data that is passed here never sees a test sample, however often the samples are split anew.
+
+        >>> x, y = torch.arange(8.0)[:, None], torch.tensor([0, 1] * 4)
+        >>> fed = Federation.from_owners(x, y, ["ann"] * 8).with_preprocessing(
+        ...     lambda fed: replace(fed, x=fed.x / fed.x[fed.train[0]].max())
+        ... )
+        >>> [float(new.x[new.train[0]].max()) for new in (fed, fed.resplit(0), fed.resplit(1))]
+        [1.0, 1.0, 1.0]
+        """
+
+        def refit(new: Federation) -> Federation:
+            before = replace(new, x=self.x, mean=self.mean, std=self.std, refit=None)
+            return (before if self.refit is None else self.refit(new)).with_preprocessing(fit)
+
+        return replace(fit(self), refit=refit)
+
+    def resplit(self, repeat: int, folds: int | None = None) -> "Federation":
+        """Return the federation in which every client's samples are split anew into training and test samples.
+
+        Each `repeat` is another draw, stratified by class (or by quantiles of numeric targets), with as many test
+        samples as the client has now. Clients and their samples stay the same, and so does the common test set; a
+        publisher's test samples are pooled with the client's training samples. With `folds`, the draws are those of
+        cross-validation: `repeat` 0 to folds − 1 test each sample once, the next `folds` numbers are another
+        cross-validation, and so on. Statistics of training samples that were used for preprocessing are computed anew.
+
+        >>> fed = Federation.from_owners(torch.zeros(8, 3), [0, 1] * 4, ["ann"] * 8)
+        >>> [sorted(fed.y[fed.resplit(repeat).test[0]].tolist()) for repeat in range(3)]  # one of each class
+        [[0, 1], [0, 1], [0, 1]]
+        """
+        check_repeat(repeat, folds)
+        train, test = list[Tensor](), list[Tensor]()
+        for client, name in enumerate(self.names):
+            own = torch.cat([self.train[client], self.test[client]]).sort().values
+            num_test = len(self.test[client])
+            if folds is not None and num_test > 0 and len(own) < folds:
+                raise DataError(f"Client {name} has {len(own)} samples, too few for {folds} folds; use fewer folds.")
+            parts = draw_split(self.y[own].numpy(), num_test, repeat, client, folds)
+            for found, positions in zip((train, test), parts, strict=True):
+                found.append(own[torch.from_numpy(positions)])
+        settings = {**(self.settings or {"name": OWN_DATA}), "repeat": repeat, "folds": folds}
+        new = replace(self, train=tuple(train), test=tuple(test), settings=settings)
+        return new if self.refit is None else self.refit(new)
 
     def find_owner(self, marked: Tensor) -> str:
         """Return who has the first marked sample, as the start of a sentence; `marked` is a mask over all samples."""

@@ -1,12 +1,13 @@
 """Data that the papers generate: Self-FL's two-level Gaussian model and FedLAG's rectangles, with their clients."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
 from fedtailor.core.fields import Fraction, NonNegative, Positive, PositiveInt
-from fedtailor.data.dataset import BY_OWNER, PartitionedData
+from fedtailor.data.dataset import BY_OWNER, PUBLISHER, PartitionedData
+from fedtailor.data.federation import Federation
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError
 
@@ -50,6 +51,10 @@ class Gaussian(GeneratedData):
     test: Annotated[
         float | Literal["publisher"], "publisher: the true parameter of each client; or a fraction of its samples"
     ] = "publisher"
+
+    def make_federation(self) -> Federation:
+        fed = super().make_federation()
+        return replace(fed, refit=_reject_resplit) if self.test == PUBLISHER else fed
 
     def read(self) -> SampleTable:
         if self.smallest > self.largest:
@@ -98,3 +103,7 @@ class Rectangles(GeneratedData):
         y = np.where(is_noise, -sign, sign) * y
         names = tuple(str(user + 1) for user in range(len(_CENTERS)))
         return SampleTable(np.stack([x, y], 1).astype(np.float32), labels, 2, owner, names)
+
+
+def _reject_resplit(fed: Federation) -> Federation:
+    raise DataError("The test samples of gaussian are true parameters and cannot be drawn anew; set data.test to 0.25.")

@@ -14,7 +14,7 @@ def standardize_by_client(fed: Federation) -> Federation:
     over the client's own training samples; no statistics leave a client.
 
     A number that is constant in a client's training samples is only shifted. Samples of the common test set, which
-    belong to no client, are standardized by the training samples of all clients.
+    belong to no client, are standardized by the training samples of all clients. `resplit` standardizes anew.
 
     >>> x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([0, 1])
     >>> fed = Federation.from_arrays([(x, y, x, y), (10 * x, y, x, y)])
@@ -23,6 +23,11 @@ def standardize_by_client(fed: Federation) -> Federation:
     """
     if isinstance(fed.x, dict) or not fed.x.is_floating_point():
         raise DataError("Inputs can be standardized by client only if they are floats with a single part.")
+    return fed.with_preprocessing(_standardize_clients)
+
+
+def _standardize_clients(fed: Federation) -> Federation:
+    assert isinstance(fed.x, Tensor)
     x = fed.x.clone()
     groups = [(train, torch.cat([train, test])) for train, test in zip(fed.train, fed.test, strict=True)]
     groups += [] if fed.common_test is None else [(torch.cat(fed.train), fed.common_test)]

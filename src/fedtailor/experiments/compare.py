@@ -10,6 +10,7 @@ from typing import Any
 
 from fedtailor.analysis.comparison_result import ComparisonResult, check_target
 from fedtailor.analysis.formatting import format_value, setting_labels
+from fedtailor.analysis.statistics import MIN_SEEDS
 from fedtailor.core.client_models import AnyModel, AnyModelLike, as_any_model
 from fedtailor.core.code_reference import reference_to
 from fedtailor.core.local_training import training_settings
@@ -33,6 +34,16 @@ from fedtailor.training.simulate import check_fit, describe_method, describe_run
 log = logging.getLogger("fedtailor")
 Networks = AnyModelLike | str | Callable[[Federation], AnyModelLike]
 Splits = Federation | str | Callable[[int], Federation]
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """The training seed and the data that all methods share in one of their runs."""
+
+    name: str  # in the names of run folders
+    label: str  # for people
+    seed: int
+    fed: Federation
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,8 @@ def compare(
     data: Splits,
     *,
     seeds: Sequence[int] = (0,),
+    repeats: int | None = None,
+    folds: int | None = None,
     centralized: bool = False,
     sampled_local: bool = False,
     target: float | None = None,
@@ -83,6 +96,10 @@ def compare(
         data: A federation, the same for all seeds; or a function of the seed that returns one, such as
             `lambda seed: ft.load("digits", clients=20, seed=seed)`; or the name of a built-in data set.
         seeds: One run per method and seed. A significance test needs at least three.
+        repeats: For small clients: one run per method and redrawn split of every client's samples into training and
+            test samples (`Federation.resplit`), with a new training seed each. The result then has an interval per
+            client. The clients are those of the first seed.
+        folds: Cross-validation with this number of folds inside every client, `repeats` times (default 1).
         centralized: Add a reference row: one model, trained on the pooled training data of all clients.
         sampled_local: Add a reference row: local training only in the rounds in which a server selects the client,
             the same amount of training as in the federated methods.
@@ -100,22 +117,21 @@ def compare(
     chosen = _with_references(methods, centralized, sampled_local)
     if isinstance(seeds, int) or not seeds:
         raise ConfigError(f"seeds must be a list of numbers, such as [0, 1, 2], got {seeds!r}.")
-    seeds = list(dict.fromkeys(seeds))
     if "seed" in settings:
         raise ConfigError("compare takes seeds=[...] instead of seed.")
     root = None if folder is None else Path(folder)
-    feds = {seed: _federation(data, seed) for seed in seeds}
+    draws = _draws(data, list(dict.fromkeys(seeds)), repeats, folds)
     labels = setting_labels([(m.display_name, flatten_settings(describe_method(m))) for m in chosen])
     failures: dict[str, str] = {}
     jobs = list[_Job]()
-    for seed in seeds:
-        net, config = _model(model, feds[seed]), make_config(**settings, seed=seed)
+    for draw in draws:
+        net, config = _model(model, draw.fed), make_config(**settings, seed=draw.seed)
         jobs += [
-            _Job(f"{name}-seed{seed}", f"{label}, seed {seed}", method, net, feds[seed], _config_for(method, config))
+            _Job(f"{name}-{draw.name}", f"{label}, {draw.label}", method, net, draw.fed, _config_for(method, config))
             for (name, method), label in zip(_names(chosen).items(), labels, strict=True)
         ]
     first = jobs[0].model
-    if target is not None and feds[seeds[0]].classes is not None and getattr(first, "metrics_are_default", True):
+    if target is not None and draws[0].fed.classes is not None and getattr(first, "metrics_are_default", True):
         check_target(target, (jobs[0].config.metrics or ["accuracy"])[0])
     invalid = _find_invalid(jobs[: len(chosen)], skip_invalid, failures)
     jobs = [job for job in jobs if job.method not in invalid]
@@ -177,6 +193,25 @@ def _config_for(method: Method, config: TrainingConfig) -> TrainingConfig:
     return replace(config, evaluate_global=config.evaluate_global and method.has_global_model)
 
 
+def _draws(data: Splits, seeds: Sequence[int], repeats: int | None, folds: int | None) -> list[_Draw]:
+    """Return the data of each run of a method: one federation per seed, or one with its samples split anew."""
+    if repeats is None and folds is None:
+        return [_Draw(f"seed{seed}", f"seed {seed}", seed, _federation(data, seed)) for seed in seeds]
+    for name, value in (("repeats", repeats), ("folds", folds)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{name} must be a number such as 10, got {value!r}.")
+    splits, first = (repeats or 1) * (folds or 1), seeds[0] * (folds or 1)
+    if splits < MIN_SEEDS:
+        raise ConfigError(f"An interval needs at least {MIN_SEEDS} splits; use more repeats or folds, got {splits}.")
+    if len(seeds) > 1:
+        raise ConfigError("With repeats or folds, the training seed changes with the split; give at most one seed.")
+    fed = _federation(data, seeds[0])
+    if fed.settings.get("repeat") is not None:
+        raise ConfigError("compare draws the splits itself; leave out data.repeat and data.folds.")
+    numbers = range(first, first + splits)  # another seed gives other splits
+    return [_Draw(f"repeat{n}", f"split {n}", n, fed.resplit(n, folds)) for n in numbers]
+
+
 def _federation(data: Splits, seed: int) -> Federation:
     found = load(data, seed=seed) if isinstance(data, str) else data(seed) if callable(data) else data
     if not isinstance(found, Federation):
@@ -220,7 +255,7 @@ def _find_invalid(jobs: Sequence[_Job], skip: bool, failures: dict[str, str]) ->
         except FedTailorError as error:
             if not skip:
                 raise
-            failures[job.name.rpartition("-seed")[0]] = str(error)
+            failures[job.name.rpartition("-")[0]] = str(error)
             invalid.append(job.method)
     return invalid
 
@@ -234,7 +269,7 @@ def _check_folder(folder: Path, jobs: Sequence[_Job]) -> None:
     if others:
         listed = ", ".join(sorted(path.name for path in others)[:5])
         if all(map(is_run_folder, others)):
-            fix = "compare these methods and seeds as well, remove these folders, or choose a new folder"
+            fix = "compare these methods and seeds or repeats as well, remove these folders, or choose a new folder"
             raise ConfigError(f"The folder '{folder}' contains runs of another comparison ({listed}); {fix}.")
         raise ConfigError(f"The folder '{folder}' contains other files ({listed}). Choose a new folder.")
     for job in jobs:

@@ -25,7 +25,7 @@ from fedtailor.runs.files import safe_file_name
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.unreliable import Unreliable
 
-REPEATS = ("data.seed", "seed")  # axes that repeat an experiment and are not tuned
+REPEATS = ("data.seed", "data.repeat", "seed")  # axes that repeat an experiment and are not tuned
 _MAX_RUNS = 10_000  # a larger grid is probably a mistake
 _MAX_LABEL_LENGTH = 120  # of a run's folder name
 _CLASSES: dict[str, list[type[Any]]] = {

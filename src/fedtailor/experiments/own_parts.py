@@ -22,6 +22,7 @@ from fedtailor.networks import NETWORKS, network
 from fedtailor.networks.layers import Network
 
 _ANY = inspect.Parameter.VAR_KEYWORD
+_RESPLIT = ("repeat", "folds")  # of any data: `Federation.resplit`
 _NOT_SETTINGS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY, _ANY)
 
 
@@ -65,15 +66,18 @@ class OwnData(OwnPart):
     """What returns a `Federation`; it gets a seed if it has a parameter `seed`."""
 
     seed: int | None = None
+    repeat: int | None = None  # number of a redrawn split into training and test samples
+    folds: int | None = None
 
     def load(self) -> Federation:
-        """Return the federation."""
+        """Return the federation; with `repeat`, its clients' samples are split anew."""
         seed = {"seed": self.seed or 0} if _takes_seed(self.function) else {}
         fed = self.call(**seed)
         if not isinstance(fed, Federation):
             fix = "return ft.Federation.from_arrays(...) or another ft.Federation"
             raise ConfigError(f"The data '{self.name}' returned {type(fed).__name__}; {fix}.")
-        return replace(fed, settings={"name": self.name, **self.arguments, **seed})
+        fed = replace(fed, settings={"name": self.name, **self.arguments, **seed})
+        return fed if self.repeat is None else fed.resplit(self.repeat, self.folds)
 
 
 def build_network(given: Any, consent: CodeConsent = NO_CONSENT) -> Network | OwnNetwork | None:
@@ -102,9 +106,11 @@ def build_data(given: Any, consent: CodeConsent = NO_CONSENT) -> Data | OwnData:
     if is_reference(name):
         del settings["name"]
         function = consent.load("data", name)
+        names = [n for n in _RESPLIT if n not in _settings_of("data", name, function)]  # own arguments take precedence
+        resplit = {n: parse_value(int | None, settings.pop(n, None), f"data.{n}") for n in names}
         arguments = _check_arguments("data", name, function, settings)
         seed = parse_value(int | None, arguments.pop("seed", None), "data.seed") if _takes_seed(function) else None
-        return OwnData(name, arguments, function, seed)
+        return OwnData(name, arguments, function, seed, **resplit)
     if name not in DATASETS:
         raise unknown_name("data set", name, DATASETS)
     data: Data = build_named("data", settings, DATASETS, None)

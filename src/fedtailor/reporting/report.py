@@ -124,6 +124,7 @@ def _subtitle(groups: Sequence[Comparison]) -> str:
     partition = run.experiment["data"].get("partition")
     alpha = f" (α = {run.experiment['data'].get('alpha')})" if partition == "dirichlet" else ""
     seeds = f"seeds {', '.join(map(str, group.seeds))}" if len(group.seeds) > 1 else f"seed {group.seeds[0]}"
+    seeds = f"{len(group.seeds)} redrawn splits of each client's samples" if group.is_repeated else seeds
     parts = [
         count_of(run.num_clients, "client") + (f" and {held_out} held out" if held_out else ""),
         f"{partition} split{alpha}" if partition else "",

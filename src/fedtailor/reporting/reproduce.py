@@ -138,6 +138,7 @@ def _compare_command(runs: Sequence[Run]) -> str | None:
         return None
     settings = _non_default_settings(runs[0].experiment)
     settings.pop("method"), settings.pop("seed", None)
+    repeats = _repeat_flags(settings["data"], runs)
     if all(run.experiment["data"].get("seed") == run.experiment["seed"] for run in runs):
         settings["data"].pop("seed", None)
     fields = {
@@ -146,8 +147,24 @@ def _compare_command(runs: Sequence[Run]) -> str | None:
     }
     flags = _flags(settings | {name: changed for name, changed in fields.items() if changed})
     names = sorted(methods, key=lambda name: name != "local")  # compare runs local training first
-    arguments = ["fedtailor", "compare", *names, *flags, "--seeds", ",".join(map(str, seeds))]
+    arguments = ["fedtailor", "compare", *names, *flags, *(repeats or ["--seeds", ",".join(map(str, seeds))])]
     return shlex.join(arguments) if all(_reproduces(arguments[2:], run) for run in runs) else None
+
+
+def _repeat_flags(data: dict[str, Any], runs: Sequence[Run]) -> list[str]:
+    """Return the flags for redrawn splits, and remove their settings; an empty list if the runs are not such splits."""
+    numbers = sorted({run.experiment["data"].get("repeat", -1) for run in runs})
+    folds, first = runs[0].experiment["data"].get("folds") or 1, numbers[0]
+    whole = len(numbers) % folds == first % folds == 0
+    if first < 0 or numbers != [*range(first, first + len(numbers))] or not whole:
+        return []
+    for name in ("repeat", "folds"):
+        data.pop(name, None)
+    seed = first // folds
+    if data.get("seed", 0) == seed:  # the default with --seeds
+        data.pop("seed", None)
+    flags = ["--repeats", str(len(numbers) // folds)] + (["--folds", str(folds)] if folds > 1 else [])
+    return [*flags, *(["--seeds", str(seed)] if seed else [])]
 
 
 def _is_local(run: Run, sampled: bool) -> bool:
@@ -158,7 +175,11 @@ def _is_local(run: Run, sampled: bool) -> bool:
 def _reproduces(arguments: Sequence[str], run: Run) -> bool:
     """Return whether `fedtailor compare` with these arguments includes this run."""
     flags = parse_overrides(arguments)
-    flags.settings.pop("seeds")
+    first, repeats = flags.settings.pop("seeds", 0), flags.settings.pop("repeats", None)
+    if repeats is not None:  # each run has a split of its own, of clients that are drawn with the first seed
+        own = {"data.repeat": run.experiment["seed"], "data.folds": flags.settings.pop("folds", None)}
+        seed = {"data.seed": first} if "seed" in run.experiment["data"] else {}
+        flags.settings.update(seed | flags.settings | own)
     settings = flags.apply_to({})
     name = _method_name(run)
     fields = {other: settings.pop(short_name(other), {}) for other in flags.positional}[name]

@@ -19,7 +19,7 @@ from fedtailor.core.client_models import AnyModel, AnyModelLike, ClientModels, a
 from fedtailor.core.code_reference import describe_code, is_built_in, reference_to
 from fedtailor.core.method import Method
 from fedtailor.core.trees import Params
-from fedtailor.data.federation import Federation
+from fedtailor.data.federation import OWN_DATA, Federation
 from fedtailor.errors import ConfigError, DataError, unknown_name
 from fedtailor.runs.environment import describe_environment
 from fedtailor.runs.records import Record, Records
@@ -265,7 +265,7 @@ def check_fit(config: TrainingConfig, method: Method, model: AnyModel, fed: Fede
 
 def describe_run(config: TrainingConfig, method: Method, model: AnyModel, fed: Federation) -> dict[str, Any]:
     """Return all settings of a run by name, as `experiment.toml` stores them."""
-    data = dict(fed.settings) or {"name": "own data"}
+    data = dict(fed.settings) or {"name": OWN_DATA}
     parts = {"method": describe_method(method), "network": dict(model.description), "data": data}
     return tomllib.loads(to_toml(describe_config(config) | parts))
 

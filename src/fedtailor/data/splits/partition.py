@@ -51,7 +51,7 @@ def partition_samples(
         raise unknown_name("partition", partition, PARTITIONS)
     chosen = SplitSettings(**settings)
     _check_counts(len(labels), clients, chosen.min_size)
-    if partition != "iid" and not _are_classes(labels):
+    if partition != "iid" and not are_classes(labels):
         raise DataError(f"The partition '{partition}' needs classes as labels; use 'iid' for other targets.")
     random = make_generator([seed], 1)
     class_of = np.zeros(len(labels), np.int64) if partition == "iid" else np.unique(labels, return_inverse=True)[1]
@@ -71,7 +71,7 @@ def divide_like(labels: NDArray[Any], owned: Sequence[Indices], others: Indices,
     [1, 2]
     """
     random = make_generator([seed], 4)
-    labels = labels if _are_classes(labels) else np.zeros(len(labels), np.int64)
+    labels = labels if are_classes(labels) else np.zeros(len(labels), np.int64)
     classes = int(labels.max()) + 1
     counts = np.array([np.bincount(labels[own], minlength=classes) for own in owned])  # [clients, classes]
     parts: list[list[Indices]] = [[] for _ in owned]
@@ -96,7 +96,7 @@ def hold_out(labels: NDArray[Any], samples: Indices, fraction: float, seed: Sequ
         return samples, samples[:0]
     random = make_generator(seed, 2)
     shuffled = random.permutation(samples)
-    if _are_classes(labels):
+    if are_classes(labels):
         shuffled = shuffled[np.argsort(labels[shuffled], kind="stable")]
     # With the samples sorted by class, a sample is held out wherever the cumulative quota reaches the next integer.
     quota = np.floor(np.arange(len(samples) + 1) * fraction + random.random())
@@ -118,7 +118,12 @@ def hold_out_common(labels: NDArray[Any], samples: Indices, fraction: float, see
     return hold_out(labels, samples, fraction, (seed, 0, 1))  # no client draws with this seed
 
 
-def _are_classes(labels: NDArray[Any]) -> bool:
+def are_classes(labels: NDArray[Any]) -> bool:
+    """Return whether targets are the numbers of classes.
+
+    >>> are_classes(np.array([0, 1])), are_classes(np.array([0.5, 1.5]))
+    (True, False)
+    """
     return labels.ndim == 1 and labels.dtype.kind in "iub"
 
 

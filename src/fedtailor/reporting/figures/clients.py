@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import isfinite
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,25 +24,30 @@ def mean_scores(group: Comparison, label: str) -> dict[Client, float]:
     scores: dict[Client, list[float]] = {}
     for run_summary in group.methods[label]:
         for client, score in run_summary.ranked_scores.items():
-            scores.setdefault((run_summary.split, client), []).append(score)
+            scores.setdefault((run_summary.samples, client), []).append(score)
     return {client: fmean(values) for client, values in scores.items()}
 
 
 def named_clients(group: Comparison) -> NamedClients:
-    """Return all clients with their display names, which include the seed if seeds split the data differently."""
-    splits = first_of_each_split(group)
+    """Return all clients with their display names, which include the seed if seeds have different clients."""
+    first = _first_of_each(group, "samples")
     return {
-        (run_summary.split, client): (run_summary, name + (f" (seed {run_summary.seed})" if len(splits) > 1 else ""))
-        for run_summary in splits
+        (run_summary.samples, client): (run_summary, name + (f" (seed {run_summary.seed})" if len(first) > 1 else ""))
+        for run_summary in first
         for client, name in enumerate(client_labels(run_summary.run))
     }
 
 
 def first_of_each_split(group: Comparison) -> list[RunSummary]:
-    splits: dict[str, RunSummary] = {}
+    """Return one run of each split of the data."""
+    return _first_of_each(group, "split")
+
+
+def _first_of_each(group: Comparison, key: Literal["split", "samples"]) -> list[RunSummary]:
+    found: dict[str, RunSummary] = {}
     for run_summary in group.summaries:
-        splits.setdefault(run_summary.split, run_summary)
-    return list(splits.values())
+        found.setdefault(getattr(run_summary, key), run_summary)
+    return list(found.values())
 
 
 def score_distribution(group: Comparison) -> Figure | None:
@@ -95,8 +100,8 @@ def _distribution_summary(
     best = labels[0]
     values = scores[best]
     worst = min(values, key=lambda client: group.sign * values[client])
-    splits = {run_summary.split for run_summary in group.methods[best]}
-    tested = sum(split in splits and named[split, client][0].test_sizes[client] > 0 for split, client in named)
+    known = {run_summary.samples for run_summary in group.methods[best]}
+    tested = sum(key in known and named[key, client][0].test_sizes[client] > 0 for key, client in named)
     missing = tested - len(values)
     which, of = (f"median of {count_of(len(values), 'client')}", "these") if missing else ("median client", "all")
     note = f"; {count_of(missing, 'client')} {'has' if missing == 1 else 'have'} no score" if missing else ""

@@ -48,7 +48,9 @@ def _split_of_run(run_summary: RunSummary) -> _Split:
     clients = run_summary.run.info["clients"]
     names = [str(client["name"]) for client in clients]
     train, test = ([client[part] for client in clients] for part in ("train", "test"))
-    return _Split(f"seed {run_summary.seed}", names, train, test, class_counts(run_summary.run))
+    repeat = run_summary.run.experiment["data"].get("repeat")
+    title = f"seed {run_summary.seed}" if repeat is None else f"split {repeat}"
+    return _Split(title, names, train, test, class_counts(run_summary.run))
 
 
 def _draw(splits: Sequence[_Split], class_names: Sequence[str] | None = None) -> Figure:
@@ -65,6 +67,7 @@ def split_sentence(group: Comparison) -> str:
     train, test = (sum(client[part] for client in clients) for part in ("train", "test"))
     splits = len(first_of_each_split(group))
     note = f"; the seeds use {splits} different splits" if splits > 1 else ""
+    note = f"; each client's samples are split anew {splits} times" if group.is_repeated else note
     name = f"{data['name']} data" if "name" in data else "data"
     samples = f"{count_of(train, 'training sample')} and {count_of(test, 'test sample')} in total"
     return f"The {name} are split{how} into {count_of(len(clients), 'client')} with {samples}{note}."

@@ -7,11 +7,11 @@ from typing import Any
 
 from fedtailor.analysis.client_gains import (
     ClientGain,
-    gain_sentences,
     gain_text,
     gains_over_local,
-    has_known_uncertainty,
+    undecided_label,
 )
+from fedtailor.analysis.comparison import OVERLAPPING_SPLITS
 from fedtailor.analysis.formatting import (
     capitalize,
     count_of,
@@ -20,6 +20,7 @@ from fedtailor.analysis.formatting import (
     method_in_text,
     round_digits,
 )
+from fedtailor.analysis.gain_sentences import gain_sentences
 from fedtailor.analysis.run_summary import Client, Comparison
 from fedtailor.reporting.figures.clients import (
     GAIN_COLOR,
@@ -33,6 +34,8 @@ from fedtailor.reporting.figures.drawing import axis_heading, log_axis, rows_axi
 from fedtailor.reporting.figures.figure import MAX_ROWS, Choice, Figure, Option, Table
 
 Gains = Mapping[Client, ClientGain]
+_MAX_LABELS = 12  # clients whose names are drawn
+_ERROR_BARS = ("error_y.array", "error_y.arrayminus")  # from the gain to the ends of its interval, up and down
 _MARKERS = {  # by the direction of a gain
     1: {"color": GAIN_COLOR, "symbol": "triangle-up"},
     0: {"color": "#7f7f7f", "symbol": "circle"},
@@ -63,6 +66,8 @@ def gain_answer(group: Comparison) -> list[str]:
             client = max(some, key=lambda client: some[client])
             extremes.append(f"{named[client][1]} {words} ({group.fmt.gap(some[client])})")
     harmful = [label for label, gains in others.items() if _count(gains, -1) > _count(gains, 1)]
+    if group.is_repeated:  # the sentences name all clients
+        return [*gain_sentences(group), OVERLAPPING_SPLITS]
     return [
         *gain_sentences(group),
         *([capitalize("; ".join(extremes)) + "."] if extremes else []),
@@ -113,7 +118,7 @@ def gain_fractions(group: Comparison) -> Figure | None:
         for label, gains in found.items()
     ]  # fmt: skip
     columns = [
-        "method", "clients", "gain", "within uncertainty" if has_known_uncertainty(group) else "same", "lose",
+        "method", "clients", "gain", undecided_label(group), "lose",
         "diverged (counted as losing)", f"mean gain, {group.fmt.gap_heading} (without diverged)", "median gain",
     ]  # fmt: skip
     summary = _fractions_summary(group, labels, better, worse)
@@ -123,7 +128,10 @@ def gain_fractions(group: Comparison) -> Figure | None:
 def _fractions_summary(
     group: Comparison, labels: Sequence[str], better: Sequence[float], worse: Sequence[float]
 ) -> str:
-    beyond = " (beyond the uncertainty of their own test samples)" if has_known_uncertainty(group) else ""
+    beyond = {
+        "within uncertainty": " (beyond the uncertainty of their own test samples)",
+        "no clear difference": " (95 % intervals over redrawn splits exclude 0)",
+    }.get(undecided_label(group), "")
     with_any = f"with {method_in_text(labels[0])}" if len(labels) == 1 else "with any method"
     if not max(better):
         gain, lose = f"No client gains {with_any}", "none loses"
@@ -148,12 +156,19 @@ def gain_by_size(group: Comparison) -> Figure | None:
         return None
     named = named_clients(group)
     views = [_gain_points(group, gains[label], named) for label in labels]
-    attributes = ("x", "y", "text", "marker.color", "marker.symbol")
+    attributes = (
+        "x",
+        "y",
+        "text",
+        "marker.color",
+        "marker.symbol",
+        *[*_ERROR_BARS, "textposition"] * group.is_repeated,
+    )
     data = [{
         "type": "scatter", "mode": "markers", "x": views[0]["x"], "y": views[0]["y"], "text": views[0]["text"],
         "marker": {"size": 9, "opacity": 0.75, "color": views[0]["marker.color"], "symbol": views[0]["marker.symbol"]},
         "showlegend": False, "hovertemplate": "%{text}: %{y:+.3~g}, %{x} samples<extra></extra>",
-    }]  # fmt: skip
+    } | _intervals_and_names(group, views[0])]  # fmt: skip
     sizes = [x for view in views for x in view["x"]]
     layout = {
         "height": 420, "annotations": [axis_heading(f"gain over local training ({group.fmt.gap_heading})")],
@@ -165,7 +180,7 @@ def gain_by_size(group: Comparison) -> Figure | None:
     ]
     choices = [Choice("method", options)] if len(options) > 1 else []
     summary = _gains_summary(group, labels[0], gains[labels[0]], named)
-    between = "within uncertainty" if has_known_uncertainty(group) else "same"
+    between = undecided_label(group)
     legend = {name: _MARKERS[direction] for name, direction in (("gain", 1), (between, 0), ("loss", -1))}
     table = _gains_table(group, {label: gains[label] for label in labels}, named)
     title = "Gain over local training by client size"
@@ -182,7 +197,31 @@ def _gain_points(group: Comparison, gains: Gains, named: NamedClients) -> dict[s
         "text": [named[client][1] for client in ordered],
         "marker.color": [_MARKERS[one.direction]["color"] for one in shown],
         "marker.symbol": [_MARKERS[one.direction]["symbol"] for one in shown],
+        "textposition": _label_sides([_train_size(named, client) for client in ordered]),
+        **{name: [_half_widths(group, one)[side] for one in shown] for side, name in enumerate(_ERROR_BARS)},
     }
+
+
+def _intervals_and_names(group: Comparison, view: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Return the intervals of the clients' gains as error bars, if there are any, and the names of a few clients."""
+    if not group.is_repeated:
+        return {}
+    ends = {name.partition(".")[2]: view[name] for name in _ERROR_BARS}
+    bars = {"type": "data", "symmetric": False, "thickness": 1.6, "width": 0, "color": "#8a8a8a"} | ends
+    mode = "markers+text" if len(view["x"]) <= _MAX_LABELS else "markers"
+    return {"error_y": bars, "mode": mode, "textposition": view["textposition"]}
+
+
+def _label_sides(sizes: Sequence[int]) -> list[str]:
+    """Return where the names of points are written: towards the middle of the figure."""
+    middle = (min(sizes) + max(sizes)) / 2
+    return ["middle left" if size > middle else "middle right" for size in sizes]
+
+
+def _half_widths(group: Comparison, one: ClientGain) -> tuple[float | None, float | None]:
+    """Return the distances from the gain to the upper and the lower end of its interval."""
+    low, high = (one.test.interval if one.test is not None else None) or (one.gain, one.gain)
+    return round_digits(group.fmt.factor * (high - one.gain)), round_digits(group.fmt.factor * (one.gain - low))
 
 
 def _train_size(named: NamedClients, client: Client) -> int:
@@ -199,7 +238,10 @@ def _gains_summary(group: Comparison, label: str, gains: Gains, named: NamedClie
     if not half:
         return f"With {label}, the gain of the only client is {gain_text(group, finite[ordered[0]])}{omitted}."
     small, large = (fmean(finite[client] for client in part) for part in (ordered[:half], ordered[-half:]))
-    within = "; ● within the uncertainty of the client's test samples" if has_known_uncertainty(group) else ""
+    within = {
+        "within uncertainty": "; ● within the uncertainty of the client's test samples",
+        "no clear difference": "; ● no clear difference; bars: 95 % intervals over redrawn splits",
+    }.get(undecided_label(group), "")
     return (
         f"With {label}, the mean gain is {gain_text(group, small)} for the half of the clients with fewer samples and "
         f"{gain_text(group, large)} for the half with more samples (▲ gain, ▼ loss{within}){omitted}."
@@ -218,4 +260,7 @@ def _gains_table(group: Comparison, gains: Mapping[str, Gains], named: NamedClie
 
 
 def _format_gain(group: Comparison, one: ClientGain | None) -> str:
-    return "–" if one is None else group.fmt.signed(one.gain) if isfinite(one.gain) else "diverged"
+    if one is None or not isfinite(one.gain):
+        return "–" if one is None else "diverged"
+    gain, interval = group.fmt.signed(one.gain), None if one.test is None else one.test.interval
+    return gain if interval is None else f"{gain} ({' to '.join(map(group.fmt.signed, interval))})"

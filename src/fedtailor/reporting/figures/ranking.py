@@ -24,7 +24,7 @@ def ranking(group: Comparison) -> Figure:
             "type": "scatter", "mode": "markers", "x": [round_digits(factor * x) for x in scores],
             "y": [label] * len(scores), "orientation": "h", "offsetgroup": group.ranked_by(label), "showlegend": False,
             "marker": {"color": styles[label]["color"], "size": 5, "opacity": 0.45},
-            "hovertemplate": "%{y}, one seed: %{x:.4~g}<extra></extra>",
+            "hovertemplate": f"%{{y}}, one {group.unit}: %{{x:.4~g}}<extra></extra>",
         }
         for label in labels if len(scores := list(filter(isfinite, group.scores(label)))) > 1
     ]  # fmt: skip
@@ -92,14 +92,14 @@ def _ranking_summary(group: Comparison) -> str:
 def _interval_note(group: Comparison) -> str:
     counts = [len(group.scores(label)) for label in group.scored]
     if max(counts) < MIN_SEEDS:
-        return f"fewer than {MIN_SEEDS} seeds, so there are no intervals over seeds"
-    seeds = f"{max(counts)} seeds" if min(counts) == max(counts) else "the method's seeds"
+        return f"fewer than {MIN_SEEDS} {group.unit}s, so there are no intervals over {group.unit}s"
+    seeds = f"{max(counts)} {group.unit}s" if min(counts) == max(counts) else f"the method's {group.unit}s"
     overlap = (
-        "; bars may overlap even if a paired difference is significant, because a hard seed is hard for all methods"
+        "; bars may overlap even if a paired difference is significant, because a hard "
+        f"{group.unit} is hard for all methods"
     )
-    return (
-        f"bars: 95 % intervals of the mean over {seeds}; small dots: single seeds{overlap if len(counts) > 1 else ''}"
-    )
+    dots = f"small dots: single {group.unit}s{overlap if len(counts) > 1 else ''}"
+    return f"bars: 95 % intervals of the mean over {seeds}; {dots}"
 
 
 def _ranking_table(group: Comparison) -> Table:
@@ -113,7 +113,7 @@ def _ranking_table(group: Comparison) -> Table:
             ends = group.interval(label, moment) or (None, None)
             row += [group.fmt.plain(value) for value in (group.score(label, moment), *ends)]
         rows.append([*row, len(group.methods[label])])
-    return Table([*columns, "seeds"], rows)
+    return Table([*columns, f"{group.unit}s"], rows)
 
 
 def pairwise_figure(group: Comparison) -> Figure | None:
@@ -148,22 +148,26 @@ def _pairwise_summary(ranking: Ranking, known: Sequence[PairwiseDifference]) -> 
     best, tested = method_in_text(ranking.best), [found for found in known if found.p is not None]
     seeds = max(found.test.seeds for found in known)
     if seeds < MIN_SEEDS:
-        return f"There are not enough seeds to tell whether the lead of {best} is more than chance."
+        return f"There are not enough {ranking.unit}s to tell whether the lead of {best} is more than chance."
     if not tested:
-        return f"The lead of {best} is the same in all {seeds} seeds, for which no significance test is defined."
+        return (
+            f"The lead of {best} is the same in all {seeds} {ranking.unit}s, for which no significance test is defined."
+        )
     worse = sum(found.direction > 0 for found in tested)
     count = f"{worse or 'none'} of the {len(tested)} other methods {'are' if worse > 1 else 'is'}"
     if len(tested) == 1:
         count = f"{method_in_text(tested[0].other)} is{'' if worse else ' not'}"
-    bars = "bars: 95 % intervals of the mean difference over seeds, not corrected for multiple comparisons"
-    return f"Paired over {seeds} seeds, {count} significantly worse than {best} (filled dots: significant; {bars})."
+    bars = f"bars: 95 % intervals of the mean difference over {ranking.unit}s, not corrected for multiple comparisons"
+    paired = f"Paired over {seeds} {ranking.unit}s"
+    return f"{paired}, {count} significantly worse than {best} (filled dots: significant; {bars})."
 
 
 def _pairwise_table(group: Comparison, ranking: Ranking, known: Sequence[PairwiseDifference]) -> Table:
     best = method_in_text(ranking.best)
     columns = [
-        "method", f"lead, {group.fmt.gap_heading}", "95 % from", "to", "p", "p, Holm-corrected", "seeds with a lead",
-        "lead, all clients weighted equally", f"clients that gain with {best}", f"clients that lose with {best}",
+        "method", f"lead, {group.fmt.gap_heading}", "95 % from", "to", "p", "p, Holm-corrected",
+        f"{group.unit}s with a lead", "lead, all clients weighted equally", f"clients that gain with {best}",
+        f"clients that lose with {best}",
     ]  # fmt: skip
     rows = []
     for found in known:
