@@ -76,8 +76,11 @@ class ComparisonResult:
         return "\n\n".join([*(to_text(table, width) for table in self.tables()), *self._failures()])
 
     def verdict(self) -> str:
-        """Return in words which method is best, whether that is more than chance, and which clients gain."""
-        return " ".join([*verdict_sentences(self.group), *gain_sentences(self.group), *self._failures()])
+        """Return in words which method is best, whether that is more than chance, and which clients gain: a paragraph
+        each, with redrawn splits the clients first."""
+        found = [verdict_sentences(self.group), gain_sentences(self.group)]
+        paragraphs = [*(reversed(found) if self.group.is_repeated else found), self._failures()]
+        return "\n\n".join(" ".join(sentences) for sentences in paragraphs if sentences)
 
     def _failures(self) -> list[str]:
         return [f"{name} is missing: {why}" for name, why in self.failures.items()]

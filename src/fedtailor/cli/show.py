@@ -60,7 +60,7 @@ def print_comparison(result: ComparisonResult, format: str = "table", brief: boo
         return
     for table in result.tables()[: 2 if brief else None]:
         out.print(table)
-    out.print(result.verdict(), markup=False, highlight=False)
+    out.print(f"\n{result.verdict()}\n", markup=False, highlight=False)
 
 
 def show_sweep(plan: Plan, outcomes: list[Outcome], format: str = "table") -> None:
