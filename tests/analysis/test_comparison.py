@@ -106,10 +106,10 @@ def test_verdict_lower_score_can_be_better() -> None:
     runs = seeded_runs({"local": [0.5, 0.6, 0.55], "ditto": [0.3, 0.41, 0.36]}, **options)
     text = verdict_text(runs)
     assert text.startswith("Ditto scores lowest (0.3567), and its lead of 0.1933 over local training is statistically")
-    assert "Scores are mse (lower is better) over" in text and "Local training scores 0.55, 0.1933 higher" in text
+    assert "Scores are MSE (lower is better) over" in text and "Local training scores 0.55, 0.1933 higher" in text
     sentences = gain_sentences(compare_runs(runs))
     assert "6 of 6 clients (from 3 splits) gain over local training" in sentences[0]
-    assert sentences[1].startswith("The uncertainty of one client's mse is unknown")
+    assert sentences[1].startswith("The uncertainty of one client's MSE is unknown")
     uneven = run_with_scores("ditto", {c: 0.3 + c / 100 for c in range(8)}, score="mse", higher=False)
     figure = clients.score_distribution(compare_runs([uneven]))
     assert figure is not None and "client 7" in figure.summary and "0.37" in figure.summary

@@ -11,10 +11,13 @@ import numpy as np
 
 from fedtailor.runs.records import COMMON, GLOBAL, HELD_OUT, TRAIN
 
-PERCENT_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "auc_absent_zero")  # shown in %
+PERCENT_METRICS = (
+    "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "auc_absent_zero", "average_precision", "ece",
+)  # fmt: skip
 _METRIC_NAMES = {
     "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1", "weighted_f1": "weighted F1", "auc": "AUC",
-    "auc_absent_zero": "AUC (absent 0)",
+    "auc_absent_zero": "AUC (absent 0)", "average_precision": "average precision", "ece": "calibration error",
+    "brier": "Brier score", "mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "c_index": "C-index",
 }  # fmt: skip
 _PREFIXES = {COMMON: "common ", HELD_OUT: "held-out ", TRAIN: "train ", GLOBAL: "global "}
 _MAX_NAME_LENGTH = 60
@@ -136,6 +139,11 @@ class ScoreFormat:
     def is_percent(self) -> bool:
         """Whether values are shown in %."""
         return split_prefix(self.score)[1] in PERCENT_METRICS
+
+    @property
+    def is_fraction(self) -> bool:
+        """Whether values are from 0 to 1."""
+        return self.is_percent or split_prefix(self.score)[1] == "c_index"
 
     @property
     def factor(self) -> float:

@@ -204,11 +204,11 @@ class Comparison:
         return mean(scores) if scores and all(map(isfinite, scores)) else None
 
     def interval(self, label: str, moment: str | None = None) -> tuple[float, float] | None:
-        """Return the 95 % interval of the mean over seeds by Student's t, clipped to [0, 1] for percentages; None for
+        """Return the 95 % interval of the mean over seeds by Student's t, clipped to [0, 1] for fractions; None for
         fewer than three seeds."""
         if self.score(label, moment) is None or (found := mean_interval(self.scores(label, moment))) is None:
             return None
-        low, high = (0.0, 1.0) if self.fmt.unit else (-inf, inf)
+        low, high = (0.0, 1.0) if self.fmt.is_fraction else (-inf, inf)
         return max(low, found[0]), min(high, found[1])
 
     @cached_property

@@ -11,7 +11,7 @@ from fedtailor.networks.layers import Shape, check_sizes, dense_layers, sequenti
 
 @dataclass(frozen=True)
 class Logistic:
-    """Multinomial logistic regression: a linear layer."""
+    """A linear layer: multinomial logistic regression, linear regression, or, for survival times, a Cox model."""
 
     bias: Annotated[bool, "whether the layer has a bias"] = True
     inputs: ClassVar[str] = "numbers of any shape"

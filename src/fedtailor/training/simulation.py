@@ -143,7 +143,7 @@ def _prepare_networks(
         else:
             shared = make_shared_context(config, network, fed, sizes, len(schedule), participation, largest)
         output_shape = check_model_fits(network.eval_mode, params, shared, fed)
-        targets = fed.classes, output_shape, config.metrics
+        targets = fed.task, fed.classes, output_shape, config.metrics
         network, shared = network.with_metrics_for(*targets), find_dropout_calls(shared, params)
         shared = replace(shared, model=shared.model.with_metrics_for(*targets))
         device = config.torch_device
@@ -284,8 +284,8 @@ def personal_model(server: Server, all_clients: AnyClients, client: int, moment:
 
 def _split_samples(fed: Federation, fraction: float, seed: int, device: torch.device) -> dict[str, SampleIndex]:
     """Return the clients' samples by split; validation samples are a fraction of the training samples."""
-    targets = fed.y.numpy()
-    halves = [hold_out(targets, samples.numpy(), fraction, (seed, client)) for client, samples in enumerate(fed.train)]
+    strata = fed.strata
+    halves = [hold_out(strata, samples.numpy(), fraction, (seed, client)) for client, samples in enumerate(fed.train)]
     train, validation = (SampleIndex([torch.from_numpy(half[side]) for half in halves], device) for side in (0, 1))
     samples = {"train": train, "validation": validation, "test": SampleIndex(fed.test, device)}
     if fed.common_test is not None:
