@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedtailor as ft
-from conftest import error_message, same
+from conftest import error_message, same, survival_federation
 from fedtailor.core.survival import c_index, cox_loss
 
 FOUR = torch.tensor([[1.0, 2.0], [0.0, 3.0], [1.0, 5.0], [1.0, 5.0]], dtype=torch.float64)  # events at 2, 5, and 5
@@ -94,18 +94,6 @@ def test_c_index_of_many_samples_equals_that_of_their_order() -> None:
 
 def test_c_index_of_diverged_model_is_nan() -> None:
     assert math.isnan(float(c_index(torch.tensor([math.nan, 0.0, 1.0, 2.0]), FOUR)))
-
-
-def survival_federation(sizes: tuple[int, ...] = (13, 5, 9, 2)) -> ft.Federation:
-    """Return clients of different sizes whose risk grows with the first feature."""
-    random = np.random.default_rng(0)
-
-    def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
-        x = random.normal(size=(count, 3))
-        time, censored = random.exponential(np.exp(-2 * x[:, 0])), random.exponential(1.0, size=count)
-        return x, np.stack([time <= censored, np.minimum(time, censored)], 1).astype(np.float64)
-
-    return ft.Federation.from_arrays([(*samples(size), *samples(20)) for size in sizes], survival=True)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto", "fedala", "apple", "selffl"])

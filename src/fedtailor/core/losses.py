@@ -5,7 +5,9 @@ with one number per example. It must leave out examples of weight 0, which are p
 """
 
 import inspect
+import reprlib
 from collections.abc import Callable, Sequence
+from math import inf
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,6 @@ from fedtailor.core.survival import cox_loss
 from fedtailor.errors import ConfigError
 
 Loss = Callable[..., Tensor]  # (outputs, targets) or (outputs, targets, sample_weight) -> one loss per example
-MAX_WEIGHT = 1e6  # of a class; a larger one is a mistake, and its gradients would overflow
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 class WeightedCrossEntropy(nn.Module):
     """The cross-entropy of each example times the weight of its class; a batch is averaged over its examples.
 
-    >>> WeightedCrossEntropy([1.0, 10.0])(torch.zeros(2, 2), torch.tensor([0, 1]))
+    >>> WeightedCrossEntropy([1.0, 10.0]).float()(torch.zeros(2, 2), torch.tensor([0, 1]))
     tensor([0.6931, 6.9315])
     """
 
@@ -36,7 +37,7 @@ class WeightedCrossEntropy(nn.Module):
 
     def __init__(self, weights: Sequence[float]) -> None:
         super().__init__()
-        self.register_buffer("weights", torch.tensor(weights))
+        self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))  # `Model.to` converts them
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.weights[targets] * cross_entropy(outputs, targets)
@@ -83,5 +84,5 @@ def check_class_weights(weights: Sequence[float], classes: int | None) -> None:
         raise ConfigError("class_weights needs classes as targets; remove it for regression or survival.")
     if len(weights) != classes:
         raise ConfigError(f"class_weights needs one number per class, {classes} in all, got {len(weights)}.")
-    if not all(0 < weight <= MAX_WEIGHT for weight in weights):
-        raise ConfigError(f"class_weights must be numbers above 0 and at most {MAX_WEIGHT:g}, got {list(weights)}.")
+    if not all(0 < weight < inf for weight in weights):
+        raise ConfigError(f"class_weights must be finite numbers above 0, got {reprlib.repr(list(weights))}.")

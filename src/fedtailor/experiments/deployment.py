@@ -119,6 +119,9 @@ class Deployment(TrainingConfig):
             self.method.check_global_model()
         self.channel.check(self.method)
         self.augmentation.check(self.inputs.shape)
+        if self.class_weights == "balanced":
+            fix = "add up the clients' numbers, and set class_weights to one number per class"
+            raise ConfigError(f"The server does not see the labels that balanced class weights need; {fix}.")
         if self.method.pools_data:
             raise ConfigError(f"{self.method.display_name} needs all data in one place; choose a federated method.")
         self._check_network()
@@ -158,6 +161,7 @@ class Deployment(TrainingConfig):
     def model(self) -> Model:
         """Return the network for these inputs; all participants build it from the same seed."""
         model, classes = network(self._network_name, self.dummy_federation(), **vars(self.network)), self.inputs.classes
+        model = model.with_class_weights(self.class_weights, classes or None)  # type: ignore[arg-type]
         return model.with_metrics_for(self.inputs.task, classes or None, [classes], self.metrics)
 
     def describe(self) -> dict[str, Any]:

@@ -36,6 +36,11 @@ class TrainingConfig:
     dtype: Annotated[Literal["float32", "float64"], "precision of training: float32 or float64"] = "float32"
     seed: Annotated[_Seed, "seed of all random numbers"] = 0
     schedule: Annotated[list[list[int]] | None, "the clients of every round, as a list of lists"] = None
+    class_weights: Annotated[
+        Literal["balanced"] | list[float] | None,
+        Constraint("'balanced' or one number per class", lambda w: not isinstance(w, str) or w == "balanced"),
+        "weights of the classes in the loss: balanced (all classes count the same), or one number per class",
+    ] = None
     validation: Annotated[FractionBelow1, "fraction of training data held out for choosing a round or settings"] = 0.0
     patience: Annotated[
         PositiveInt | None, "evaluations without a better validation score after which the run stops; none: all rounds"
