@@ -2,7 +2,7 @@
 
 python benchmarks/tcga_brca.py flamby FOLDER     # FLamby's rows with its settings, split, and initial weights
 python benchmarks/tcga_brca.py order FOLDER      # the same rows with 20 other orders of batches per seed
-python benchmarks/tcga_brca.py personal FOLDER   # personalized methods on 20 splits; learning rates from validation data
+python benchmarks/tcga_brca.py personal FOLDER   # personalized methods on 20 splits; rates from validation data
 python benchmarks/tcga_brca.py show              # print the tables of docs/tcga_brca.md
 
 FOLDER contains FLamby's brca.csv and train_test_split.csv. The results are in benchmarks/results/tcga_brca.json. On two
