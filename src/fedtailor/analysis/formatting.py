@@ -129,6 +129,8 @@ class ScoreFormat:
     ('50.0 %', '1.2 points', '0.5')
     >>> ScoreFormat("accuracy").lead(0.007), ScoreFormat("mse").lead(0.165)
     ('0.7-point lead', 'lead of 0.165')
+    >>> ScoreFormat("c_index").text(0.7), ScoreFormat("c_index").gap(0.0123456)
+    ('0.700', '0.012')
     >>> ScoreFormat("held_out_macro_f1").name, ScoreFormat("common_accuracy").text(0.5)
     ('held-out macro F1', '50.0 %')
     """
@@ -183,7 +185,7 @@ class ScoreFormat:
         if value is None or not isfinite(value):
             return "–"
         if not self.is_percent:
-            return f"{value:.4g}"
+            return f"{value:.3f}" if self.is_fraction and abs(value) >= 0.0005 else f"{value:.4g}"
         return f"{100 * round(value, 6):.1f}"  # scores in 32 and in 64 bits are rounded to the same text
 
     def text(self, value: float | None) -> str:
