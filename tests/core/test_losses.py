@@ -42,7 +42,7 @@ def test_class_of_weight_2_counts_like_samples_that_occur_twice(engine: str, net
     for train, test in zip(fed.train, fed.test, strict=True):
         twice = torch.cat([train, train[fed.y[train] == 1]])
         clients.append((fed.x[twice], fed.y[twice], fed.x[test], fed.y[test]))
-    options = {"rounds": 1, "engine": engine, "batch_size": 100, "method": "local"}
+    options: dict[str, Any] = {"rounds": 1, "engine": engine, "batch_size": 100, "method": "local"}
     for client, own in enumerate(clients):
         rate = lr * len(own[0]) / len(fed.train[client])
         weighted = run(net, fed, class_weights=[1, 2, 1], method_settings={"lr": lr, "epochs": 1}, **options)
@@ -140,7 +140,7 @@ def test_resumed_run_with_balanced_class_weights_is_identical(net: nn.Module, tm
         if record["round"] == 2:
             raise KeyError
 
-    options = {"class_weights": "balanced", "rounds": 3, "checkpoint_every": 1}
+    options: dict[str, Any] = {"class_weights": "balanced", "rounds": 3, "checkpoint_every": 1}
     whole = run(net, **options)
     with pytest.raises(KeyError):
         run(net, folder=tmp_path, on_round_end=stop, **options)

@@ -40,10 +40,8 @@ def test_invalid_survival_targets_are_named(y: np.ndarray, named: str) -> None:
 
 
 def test_test_samples_of_owners_have_the_same_fraction_of_events() -> None:
-    event = np.arange(40) % 4 == 0
-    fed = ft.Federation.from_owners(
-        np.zeros((40, 2)), np.column_stack([event, np.arange(40)]), np.arange(40) // 20, survival=True, common_test=0.2,
-    )  # fmt: skip
+    targets, owners = [[n % 4 == 0, n] for n in range(40)], [n // 20 for n in range(40)]
+    fed = ft.Federation.from_owners(np.zeros((40, 2)), targets, owners, survival=True, common_test=0.2)
     assert fed.common_test is not None and int(fed.y[fed.common_test, 0].sum()) == 2  # of eight
     assert [int(fed.y[test, 0].sum()) for test in fed.test] == [1, 1]  # of four
 

@@ -207,12 +207,9 @@ METRICS: dict[Task, dict[str, Metric]] = {
     "survival": _by_name(c_index),
 }  # by the names that the setting `metrics` of a run accepts
 DEFAULT_METRICS: dict[Task, dict[str, Metric]] = {
-    task: {name: METRICS[task][name] for name in names}
-    for task, names in {
-        "classification": ("accuracy", "macro_f1", "auc"),
-        "regression": ("mse", "mae"),
-        "survival": ("c_index",),
-    }.items()
+    "classification": _by_name(accuracy, macro_f1, auc),
+    "regression": _by_name(mse, mae),
+    "survival": _by_name(c_index),
 }
 TARGETS: dict[Task, str] = {"classification": "classes", "regression": "numbers", "survival": "survival times"}
 

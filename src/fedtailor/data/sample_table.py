@@ -26,8 +26,8 @@ class SampleTable:
     owner_names: tuple[str, ...] = ()
     is_test: NDArray[np.bool_] | None = None  # whether a sample is in the publisher's test set
     class_names: tuple[str, ...] | None = None
-    survival: bool = False  # whether targets are (event, time)
     vocabulary: tuple[str, ...] | None = None  # words of the tokens 1, 2, ..., if the inputs are tokens
+    survival: bool = False  # whether targets are (event, time)
 
     @property
     def num_samples(self) -> int:
