@@ -72,18 +72,22 @@ def show_orders(found: dict[str, Any]) -> None:
 
 
 def show_personal(found: dict[str, Any]) -> None:
+    """Print the regions, and the mean without Canada, where the C-index is undefined in most splits."""
     runs = found["runs"]
-    print(f"\n| method | lr | {' | '.join(REGIONS)} | mean | − local |\n|---|{'---|' * 9}")
+    columns = ["method", "lr", *REGIONS, "mean of five", "− local", "splits better than local"]
+    print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for method, seeds in runs.items():
+        pairs = list(zip(seeds, runs["local"], strict=True))
         values = [[v for seed in seeds if (v := seed["c_index"][region]) is not None] for region in range(6)]
-        means = [mean_of(seed["c_index"]) for seed in seeds]
-        gains = [mean_of(gain(a, b)) for a, b in zip(seeds, runs["local"], strict=True)]
+        means = [mean_of(seed["c_index"][:-1]) for seed in seeds]
+        gains = [mean_of(gain(a, b)[:-1]) for a, b in pairs]
+        by_region = [[g for a, b in pairs if (g := gain(a, b)[region]) is not None] for region in range(6)]
+        better = ", ".join(f"{sum(g > 0 for g in own)}/{len(own)}" for own in by_region)
         cells = [f"{fmean(one):.3f}" for one in values]
         shown = "" if method == "local" else interval(gains, "+.3f")
         overall = interval(means, ".3f")
-        print(
-            f"| {METHODS[method].class_title()} | {found['lr'][method]} | {' | '.join(cells)} | {overall} | {shown} |"
-        )
+        title, lr = METHODS[method].class_title(), found["lr"][method]
+        print(f"| {title} | {lr} | {' | '.join(cells)} | {overall} | {shown} | {better} |")
     defined = [sum(seed["c_index"][region] is not None for seed in runs["local"]) for region in range(6)]
     print(f"\nsplits in which the C-index is defined: {dict(zip(REGIONS, defined, strict=True))}")
 

@@ -111,6 +111,13 @@ def test_engines_agree_on_survival_with_clients_of_different_sizes(method: str) 
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
+@pytest.mark.parametrize("method", ["fedproto", "fedphp", "gpfl", "fedaf", "fedrod"])
+def test_methods_for_classes_reject_survival(method: str) -> None:
+    fed = survival_federation()
+    run = lambda: ft.simulate(ft.methods.METHODS[method](), ft.network("mlp", fed), fed, rounds=1)  # noqa: E731
+    assert "requires a classification model" in error_message(run)
+
+
 def test_survival_network_ranks_patients_after_training() -> None:
     fed = survival_federation((60, 40, 50))
     run = ft.simulate(ft.methods.FedAvg(lr=0.3), ft.network("logistic", fed), fed, rounds=15, batch_size=20)

@@ -57,6 +57,16 @@ def test_federation_file_and_folder_keep_survival(tmp_path: Path) -> None:
     assert ft.load("folder", folder=str(folder), survival=True).task == "survival"
 
 
+def test_folder_holds_out_the_same_fraction_of_events(tmp_path: Path) -> None:
+    y = np.array([[n % 4 == 0, n] for n in range(40)], np.float32)
+    np.savez(tmp_path / "ann.npz", x=np.zeros((40, 2), np.float32), y=y)
+    for seed in range(5):
+        fed = ft.load("folder", folder=str(tmp_path), survival=True, seed=seed)
+        assert 2 <= int(fed.y[fed.test[0], 0].sum()) <= 3 and len(fed.test[0]) == 10  # of ten events
+    np.savez(tmp_path / "ann.npz", x=np.zeros((40, 2), np.float32), y=y[:, 0])
+    assert "pairs (event, time)" in error_message(lambda: ft.load("folder", folder=str(tmp_path), survival=True))
+
+
 def test_data_fingerprint_and_input_spec_tell_survival_from_regression() -> None:
     fed = survival_federation()
     numbers = replace(fed, survival=False)

@@ -334,7 +334,7 @@ class Federation:
         """Read one .npz file or one folder of images per client; see `fedtailor.data.user_files.client_folders`."""
         from fedtailor.data.user_files.client_folders import read_folder  # requires pillow
 
-        found = read_folder(Path(folder), test=test, seed=seed)
+        found = read_folder(Path(folder), test=test, seed=seed, survival=survival)
         settings = {"name": "folder", "folder": str(folder), "test": test, "seed": seed}
         settings |= {n: v for n, v in {"classes": classes, "regression": regression}.items() if v is not None}
         settings |= {"survival": True} if survival else {}

@@ -31,7 +31,8 @@ class FolderData(Data):
         """Write the clients to a federation file one after another, so that they may be larger than memory."""
         from fedtailor.data.user_files.client_folders import list_clients  # requires pillow
 
-        found = list_clients(Path(_require(self, "folder")), test=self.test, seed=self.seed or 0)
+        options: dict[str, Any] = {"test": self.test, "seed": self.seed or 0, "survival": self.survival}
+        found = list_clients(Path(_require(self, "folder")), **options)
         extra: dict[str, Any] = {} if found.class_names is None else {"class_names": found.class_names}
         clients = ((name, *arrays) for name, arrays in found.read())
         return Federation.write(

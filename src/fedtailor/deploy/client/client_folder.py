@@ -102,7 +102,8 @@ class ClientFolder:
         """Read a .npz file, or map a file of `Federation.save` with one client, for data larger than memory."""
         inputs, classes = self.deployment.inputs, self.deployment.inputs.classes or None
         if self.data.suffix == ".npz" or not self.data.is_file():
-            arrays = read_client(self.data, self.name, test=inputs.test, seed=self.deployment.seed)
+            options: dict[str, Any] = {"test": inputs.test, "survival": inputs.survival}
+            arrays = read_client(self.data, self.name, seed=self.deployment.seed, **options)
             extra: dict[str, Any] = {"classes": classes, "regression": classes is None, "survival": inputs.survival}
             return Federation.from_arrays([arrays], names=[self.name], mean=inputs.mean, std=inputs.std, **extra)
         fed = Federation.from_file(self.data)
