@@ -190,11 +190,13 @@ class Model:
         """Return the parameters without running statistics, which have no gradient."""
         return {name: p for name, p in params.items() if name not in self.running_stats}
 
-    def losses(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor) -> Tensor:
-        """Return one loss per example of a batch; `sample_weight` is 0 for padding. Average it with `batch.mean`."""
-        if self._loss_takes_weight:
-            return self.loss(outputs, targets, sample_weight)
-        return self.loss(outputs, targets)
+    def losses(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        """Return one loss per example of a batch, to be averaged with `batch.mean`. `sample_weight` is 0 for padding;
+        None: there is none."""
+        if not self._loss_takes_weight:
+            return self.loss(outputs, targets)
+        weight = outputs.new_ones(len(outputs)) if sample_weight is None else sample_weight
+        return self.loss(outputs, targets, weight)
 
     @cached_property
     def _loss_takes_weight(self) -> bool:

@@ -31,7 +31,7 @@ def check_model_fits(model: Model, params: Params, shared: SharedContext, fed: F
     try:
         outputs = model.logits(params, inputs)
         targets = targets.clamp(max=outputs.shape[1] - 1) if is_classification else targets
-        losses = model.losses(outputs, targets, outputs.new_ones(1))
+        losses = model.losses(outputs, targets)
     except FedTailorError:
         raise
     except Exception as error:  # a user's module may raise anything
