@@ -52,6 +52,18 @@ def tiny_federation(sizes: Sequence[int] = SIZES, seed: int = 0) -> ft.Federatio
     )
 
 
+def survival_federation(sizes: Sequence[int] = (13, 5, 9, 2)) -> ft.Federation:
+    """Return clients of different sizes whose risk grows with the first feature."""
+    random = np.random.default_rng(0)
+
+    def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
+        x = random.normal(size=(count, 3))
+        time, censored = random.exponential(np.exp(-2 * x[:, 0])), random.exponential(1.0, size=count)
+        return x, np.stack([time <= censored, np.minimum(time, censored)], 1).astype(np.float64)
+
+    return ft.Federation.from_arrays([(*samples(size), *samples(20)) for size in sizes], survival=True)
+
+
 class TinyNet(nn.Module):
     """Four inputs, five hidden units, three classes."""
 

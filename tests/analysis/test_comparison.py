@@ -107,10 +107,11 @@ def test_verdict_lower_score_can_be_better() -> None:
     runs = seeded_runs({"local": [0.5, 0.6, 0.55], "ditto": [0.3, 0.41, 0.36]}, **options)
     text = verdict_text(runs)
     assert text.startswith("Ditto scores lowest (0.3567), and its lead of 0.1933 over local training is statistically")
-    assert "Scores are mse (lower is better) over" in text and "Local training scores 0.55, 0.1933 higher" in text
+    assert "Scores are MSE (lower is better) over" in text and "Local training scores 0.55, 0.1933 higher" in text
     sentences = gain_sentences(compare_runs(runs))
     assert "6 of 6 clients (from 3 splits) gain over local training" in sentences[0]
-    assert sentences[1].startswith("The uncertainty of one client's mse is unknown")
+    assert sentences[0].endswith("the median gain is +0.19 in MSE, a lower value.")
+    assert sentences[1].startswith("The uncertainty of one client's MSE is unknown")
     uneven = run_with_scores("ditto", {c: 0.3 + c / 100 for c in range(8)}, score="mse", higher=False)
     figure = clients.score_distribution(compare_runs([uneven]))
     assert figure is not None and "client 7" in figure.summary and "0.37" in figure.summary
@@ -362,3 +363,10 @@ def test_settings_of_one_method_are_separate_rows() -> None:
     assert "so the best score is optimistic" in verdict_text(runs)
     assert "optimistic" not in verdict_text(runs_with_clear_winner())
     assert "has two runs with seed 0" in error_message(lambda: make_comparisons([runs[0], make_run(0.3, 1.0)]))
+
+
+def test_c_index_is_shown_as_a_number_with_an_interval_up_to_1() -> None:
+    runs = seeded_runs({"local": [0.7, 0.72, 0.71], "ditto": [0.9, 0.99, 1.0]}, score="c_index")
+    text, group = verdict_text(runs), compare_runs(runs)
+    assert "Ditto scores highest (0.963)" in text and "Scores are C-index over" in text
+    assert (group.interval("Ditto") or (0, 0))[1] == 1.0

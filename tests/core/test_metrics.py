@@ -9,12 +9,32 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
+from sklearn.metrics import (
+    average_precision_score,
+    balanced_accuracy_score,
+    brier_score_loss,
+    f1_score,
+    mean_absolute_error,
+    r2_score,
+    roc_auc_score,
+    root_mean_squared_error,
+)
 from torch import Tensor, nn
 
 import fedtailor as ft
 from conftest import DivergingNet, TinyNet, tiny_federation
-from fedtailor.core.metrics import accuracy, auc, auc_absent_zero, balanced_accuracy, macro_f1, weighted_f1
+from fedtailor.core.metrics import (
+    accuracy,
+    auc,
+    auc_absent_zero,
+    average_precision,
+    balanced_accuracy,
+    brier,
+    ece,
+    macro_f1,
+    weighted_f1,
+)
+from fedtailor.core.regression_metrics import mae, r2, rmse
 from fedtailor.runs.summaries import largest_tenth, plain_mean, weighted_mean, worst_tenth
 
 
@@ -63,6 +83,76 @@ def test_weighted_f1_and_auc_with_absent_classes_as_zero_equal_sklearn(made: tup
         for c in range(outputs.shape[1])
     ]  # 0 for a class without samples, and for one that all samples have
     assert float(auc_absent_zero(outputs, targets)) == pytest.approx(np.mean(by_class))
+
+
+@given(outputs_and_targets())
+def test_average_precision_equals_sklearn(made: tuple[Tensor, Tensor]) -> None:
+    """Of class 1 if there are two outputs, and otherwise averaged over the classes that occur."""
+    outputs, targets = made
+    scores, present = outputs.double().softmax(1), sorted(set(targets.tolist()))
+    classes = [c for c in present if outputs.shape[1] > 2 or c == 1]
+    expected = [average_precision_score(targets == c, scores[:, c]) for c in classes]
+    mean = float(np.mean(expected)) if expected else math.nan
+    assert float(average_precision(outputs, targets)) == pytest.approx(mean, nan_ok=True)
+
+
+@given(outputs_and_targets())
+def test_calibration_error_equals_its_definition(made: tuple[Tensor, Tensor]) -> None:
+    """Σ over 15 bins of (samples in the bin / all samples) · |accuracy in the bin − mean confidence in the bin|."""
+    outputs, targets = made
+    confidence, predicted = (column.numpy() for column in outputs.double().softmax(1).max(1))
+    correct, expected = predicted == targets.numpy(), 0.0
+    for low in np.arange(15):
+        inside = (confidence > low / 15) & (confidence <= (low + 1) / 15)
+        if inside.any():
+            expected += inside.mean() * abs(correct[inside].mean() - confidence[inside].mean())
+    assert float(ece(outputs, targets)) == pytest.approx(expected)
+
+
+@given(outputs_and_targets())
+def test_brier_score_equals_sklearn(made: tuple[Tensor, Tensor]) -> None:
+    outputs, targets = made
+    scores, classes = outputs.double().softmax(1).numpy(), outputs.shape[1]
+    if classes == 2:
+        expected = brier_score_loss(targets, scores[:, 1], pos_label=1)
+    else:
+        expected = ((scores - np.eye(classes)[targets]) ** 2).sum(1).mean()
+    assert float(brier(outputs, targets)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("metric", [average_precision, ece, brier, rmse, mae, r2])
+def test_metrics_of_diverged_models_are_nan(metric: Any) -> None:
+    outputs = torch.tensor([[math.nan, 1.0], [0.0, 1.0], [2.0, 1.0]])
+    targets = torch.tensor([0, 1, 1]) if metric in (average_precision, ece, brier) else torch.rand(3, 2)
+    assert math.isnan(float(metric(outputs, targets)))
+
+
+def test_average_precision_of_rare_class_is_low_for_model_with_high_accuracy_and_auc() -> None:
+    """Three of 100 are positive, and ten negatives rank above them: AUC 90 %, but precision at most 3/13."""
+    targets, scores = torch.zeros(100, dtype=torch.int64), torch.linspace(-5, -1, 100)
+    targets[87:90] = 1
+    outputs = torch.stack([torch.zeros(100), scores], 1)
+    assert float(accuracy(outputs, targets)) == pytest.approx(0.97)
+    assert float(auc(outputs, targets)) == pytest.approx(87 / 97)
+    assert float(average_precision(outputs, targets)) == pytest.approx((1 / 11 + 2 / 12 + 3 / 13) / 3)
+
+
+@pytest.mark.parametrize("shape", [(20,), (20, 1), (20, 3)])
+def test_regression_metrics_equal_sklearn(shape: tuple[int, ...]) -> None:
+    random = np.random.default_rng(0)
+    y, noise = random.normal(size=shape), random.normal(size=shape)
+    outputs, targets = torch.from_numpy((y + noise / 2).reshape(20, -1)), torch.from_numpy(y)
+    flat = y.reshape(20, -1)
+    assert float(mae(outputs, targets)) == pytest.approx(mean_absolute_error(flat, outputs))
+    assert float(r2(outputs, targets)) == pytest.approx(r2_score(flat, outputs))
+    if flat.shape[1] == 1:  # with several numbers, scikit-learn averages the roots
+        assert float(rmse(outputs, targets)) == pytest.approx(root_mean_squared_error(flat, outputs))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6 + 0.1])
+def test_r2_of_constant_targets_is_nan(value: float) -> None:
+    assert math.isnan(float(r2(torch.randn(3, 1), torch.full((3,), value))))
+    assert math.isnan(float(r2(torch.randn(1, 1), torch.tensor([2.0]))))
 
 
 def test_macro_f1_and_auc_with_many_samples_equal_sklearn() -> None:

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import fedtailor as ft
-from conftest import METHOD_PARAMS, error_message, same, tiny_federation
+from conftest import METHOD_PARAMS, error_message, same, survival_federation, tiny_federation
 from fedtailor.core.trees import Rows, Tree
 from fedtailor.data.user_files.client_folders import read_client
 from fedtailor.deploy.client import client_folder
@@ -103,6 +103,26 @@ def test_run_of_each_method_gives_same_models_as_simulation(
     assert [line["bytes_down"] for line in record.records] == [line["bytes_down"] for line in run.records]
 
 
+@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+def test_run_on_survival_times_gives_same_models_as_simulation(
+    method: str, create: Callable[..., InProcessFederation]
+) -> None:
+    fed = replace(survival_federation((13, 5, 9)), names=NAMES)
+    federation = create(fed, method=method, validation=0.3)
+    federation.run()
+    run = simulated(read_deployment(federation.folder), fed)
+    check_same_models(federation, run)
+    found = load_run(federation.folder / "run")
+    assert found.info["score"] == "c_index" and found.summary() == run.summary()
+
+
+def test_balanced_class_weights_are_rejected_because_the_server_sees_no_labels() -> None:
+    assert "one number per class" in error_message(lambda: make_deployment({"class_weights": "balanced"}))
+    assert "2 in all, got 3" in error_message(
+        lambda: make_deployment({"class_weights": [1, 2, 3], "inputs": {"classes": 2}}).model()
+    )
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -115,6 +135,7 @@ def test_run_of_each_method_gives_same_models_as_simulation(
         {"method": {"name": "ditto", "momentum": 0.9, "keep_optimizer_state": True, "weights": "uniform"}},
         {"method": {"name": "apple", "limit": 1}},  # the state of a client has a row per client
         {"method": "ditto", "metrics": ["weighted_f1", "auc"], "evaluate_train": True, "evaluate_global": True},
+        {"method": "fedavg", "class_weights": [1.0, 5.0, 0.5], "metrics": ["balanced_accuracy", "average_precision"]},
     ],
     ids=[
         "one by one",
@@ -126,6 +147,7 @@ def test_run_of_each_method_gives_same_models_as_simulation(
         "two kept optimizers",
         "rows",
         "extra evaluation",
+        "class weights",
     ],
 )
 def test_run_with_other_settings_gives_same_models_as_simulation(

@@ -88,7 +88,8 @@ class InProcessFederation:
 def federate(folder: Path, fed: Federation, settings: Mapping[str, Any]) -> InProcessFederation:
     """Create a federation of enrolled clients, each with a folder that contains its data."""
     assert fed.shape is not None
-    inputs = {"shape": list(fed.shape), "classes": fed.classes or 0}
+    inputs: dict[str, Any] = {"shape": list(fed.shape), "classes": fed.classes or 0}
+    inputs |= {"survival": True, "targets": 2} if fed.survival else {}
     deployment = make_deployment({"deadline": 60, "retry": 0, "inputs": inputs, **settings})
     operator = folder / "operator"
     write_deployment(operator, deployment)

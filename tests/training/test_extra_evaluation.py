@@ -64,7 +64,7 @@ def test_unknown_repeated_or_unfit_metrics_are_named(net: nn.Module) -> None:
     fed = ft.Federation.from_arrays([(torch.randn(6, 2), torch.randn(6), torch.randn(3, 2), torch.randn(3))])
     model = ft.wrap(nn.Linear(2, 1), head=None, loss="regression")
     message = error_message(lambda: ft.simulate(ft.methods.FedAvg(), model, fed, rounds=1, metrics=["accuracy"]))
-    assert "no metric 'accuracy'" in message and "mse" in message
+    assert "'accuracy' is for classes, but the targets are numbers" in message and "mse" in message
     assert "cannot be named 'train_auc'" in error_message(lambda: ft.wrap(net, metrics={"train_auc": weighted_f1}))
 
 

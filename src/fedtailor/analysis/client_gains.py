@@ -92,5 +92,6 @@ def count_directions(gains: Mapping[Client, ClientGain]) -> tuple[int, int, int]
 
 
 def gain_text(group: Comparison, gain: float) -> str:
-    """Return a gain with its sign and unit."""
-    return f"{group.fmt.signed(gain)} {'points' if group.fmt.unit else f'in {group.fmt.name}'}"
+    """Return a gain with its sign and unit; a gain is positive, also where a lower score is better."""
+    text = f"{group.fmt.signed(gain)} {'points' if group.fmt.unit else f'in {group.fmt.name}'}"
+    return text if group.sign > 0 or not gain else f"{text}, a {'lower' if gain > 0 else 'higher'} value"

@@ -41,7 +41,8 @@ def label_clients(names: Iterable[str]) -> list[str]:
 def experiment_key(run: Run) -> str:
     """Return a string of all settings except method, seeds, and the number of a redrawn split; runs with equal strings
     are comparable."""
-    settings = {name: v for name, v in run.experiment.items() if name not in ("method", "seed", *NEUTRAL_SETTINGS)}
+    skipped = ("method", "seed", *NEUTRAL_SETTINGS)
+    settings = {name: v for name, v in run.experiment.items() if name not in skipped and v is not None}
     settings["data"] = {**run.experiment["data"], "seed": None, "repeat": is_repeated(run)}
     evaluation = [run.info["score"], run.info["higher_is_better"], run.num_clients]
     return json.dumps([settings, evaluation], sort_keys=True, default=str)

@@ -11,10 +11,13 @@ import numpy as np
 
 from fedtailor.runs.records import COMMON, GLOBAL, HELD_OUT, TRAIN
 
-PERCENT_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "auc_absent_zero")  # shown in %
+PERCENT_METRICS = (
+    "accuracy", "balanced_accuracy", "macro_f1", "weighted_f1", "auc", "auc_absent_zero", "average_precision", "ece",
+)  # fmt: skip
 _METRIC_NAMES = {
     "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1", "weighted_f1": "weighted F1", "auc": "AUC",
-    "auc_absent_zero": "AUC (absent 0)",
+    "auc_absent_zero": "AUC (absent 0)", "average_precision": "average precision", "ece": "calibration error",
+    "brier": "Brier score", "mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "c_index": "C-index",
 }  # fmt: skip
 _PREFIXES = {COMMON: "common ", HELD_OUT: "held-out ", TRAIN: "train ", GLOBAL: "global "}
 _MAX_NAME_LENGTH = 60
@@ -126,6 +129,8 @@ class ScoreFormat:
     ('50.0 %', '1.2 points', '0.5')
     >>> ScoreFormat("accuracy").lead(0.007), ScoreFormat("mse").lead(0.165)
     ('0.7-point lead', 'lead of 0.165')
+    >>> ScoreFormat("c_index").text(0.7), ScoreFormat("c_index").gap(0.0123456)
+    ('0.700', '0.012')
     >>> ScoreFormat("held_out_macro_f1").name, ScoreFormat("common_accuracy").text(0.5)
     ('held-out macro F1', '50.0 %')
     """
@@ -136,6 +141,11 @@ class ScoreFormat:
     def is_percent(self) -> bool:
         """Whether values are shown in %."""
         return split_prefix(self.score)[1] in PERCENT_METRICS
+
+    @property
+    def is_fraction(self) -> bool:
+        """Whether values are from 0 to 1."""
+        return self.is_percent or split_prefix(self.score)[1] == "c_index"
 
     @property
     def factor(self) -> float:
@@ -175,7 +185,7 @@ class ScoreFormat:
         if value is None or not isfinite(value):
             return "–"
         if not self.is_percent:
-            return f"{value:.4g}"
+            return f"{value:.3f}" if self.is_fraction and abs(value) >= 0.0005 else f"{value:.4g}"
         return f"{100 * round(value, 6):.1f}"  # scores in 32 and in 64 bits are rounded to the same text
 
     def text(self, value: float | None) -> str:

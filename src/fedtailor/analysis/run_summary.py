@@ -222,15 +222,15 @@ class Comparison:
         return mean(scores) if scores and all(map(isfinite, scores)) else None
 
     def interval(self, label: str, moment: str | None = None) -> tuple[float, float] | None:
-        """Return the 95 % interval of the mean over seeds or splits by Student's t, clipped to [0, 1] for percentages;
+        """Return the 95 % interval of the mean over seeds or splits by Student's t, clipped to [0, 1] for fractions;
         None for fewer than three seeds."""
         if self.score(label, moment) is None:
             return None
         return self.clip(mean_interval(self.scores(label, moment), self.test_to_train))
 
     def clip(self, interval: tuple[float, float] | None, lowest: float = 0.0) -> tuple[float, float] | None:
-        """Return an interval of scores, clipped to [0, 1] for percentages, or of differences with `lowest` −1."""
-        low, high = (lowest, 1.0) if self.fmt.unit else (-inf, inf)
+        """Return an interval of scores, clipped to [0, 1] for fractions, or of differences with `lowest` −1."""
+        low, high = (lowest, 1.0) if self.fmt.is_fraction else (-inf, inf)
         return None if interval is None else (max(low, interval[0]), min(high, interval[1]))
 
     @cached_property

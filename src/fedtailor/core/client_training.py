@@ -31,7 +31,7 @@ class ClientTraining(ClientBatches):
         >>> bool(ctx.full_loss(proximal, start) == ctx.full_loss(ctx.loss, start))
         True
         """
-        return batch.mean(self.model.loss(self.model.logits(params, batch.x), batch.y))
+        return batch.mean(self.model.losses(self.model.logits(params, batch.x), batch.y, batch.weight))
 
     def num_steps(self, epochs: int, drop_last: bool = False) -> Tensor:
         """Return the number of batches in `epochs` passes over the data, in the dtype of the run.

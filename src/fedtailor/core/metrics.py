@@ -1,20 +1,26 @@
-"""Metrics of a model: functions of all outputs and targets of one client.
+"""Metrics of a model: functions of all outputs and targets of one client. Those of classifiers are here.
 
 A metric is NaN where it is undefined, such as the AUC of a client with a single class. Means over clients leave out
 such a client, unless its model diverged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.errors import ConfigError
+from fedtailor.core.regression_metrics import mae, mse, r2, rmse
+from fedtailor.core.survival import c_index
+from fedtailor.errors import ConfigError, unknown_name
 
+Task = Literal["classification", "regression", "survival"]  # targets are classes, numbers, or (event, time)
 MetricFunction = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) of one client -> scalar
 
 RESERVED_PREFIXES = ("train_", "global_")  # of metrics on training samples, and of metrics of the global model
+_CALIBRATION_BINS = 15
 _HIGHER_IS_BETTER = {
     "accuracy", "balanced_accuracy", "top5_accuracy", "precision", "recall", "sensitivity", "specificity",
     "f1", "macro_f1", "micro_f1", "weighted_f1", "auc", "auc_absent_zero", "auroc", "roc_auc", "average_precision",
@@ -119,6 +125,53 @@ def auc_absent_zero(outputs: Tensor, targets: Tensor) -> Tensor:
     return found.new_zeros(()) if is_single_class else found.sum() / outputs.shape[1]
 
 
+def average_precision(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the average precision, the area under the precision-recall curve without interpolation: of class 1 if the
+    network has two outputs, and otherwise averaged over the classes among the targets, each one against the rest.
+
+    Chance is the fraction of class 1. It is NaN without a sample of class 1 or if outputs are NaN.
+
+    >>> outputs = torch.tensor([[0.0, 3.0], [0.0, 2.0], [0.0, 1.0]])
+    >>> float(average_precision(outputs, torch.tensor([1, 0, 1])))  # mean of 1/1 and 2/3
+    0.8333333333333333
+    """
+    classes = targets.new_ones(1, 1) if outputs.shape[1] == 2 else targets.bincount().nonzero()
+    scores = outputs.double().softmax(1).T[classes[:, 0]]
+    ordered, order = scores.sort(1)
+    is_class = targets[order] == classes
+    lower = torch.searchsorted(ordered, ordered)  # the number of lower scores
+    positives = is_class.sum(1, keepdim=True)
+    found = positives - F.pad(is_class.cumsum(1), (1, 0)).gather(1, lower)  # of the class, with this score or above
+    precision = found.double() / (len(targets) - lower)
+    average = (precision * is_class).sum(1) / positives[:, 0]  # 0/0 is NaN
+    return torch.where(scores.isnan().any(), torch.nan, average.mean())
+
+
+def ece(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the expected calibration error: how far the probability of the predicted class is from its accuracy, as a
+    weighted mean over 15 bins of equal width.
+
+    >>> float(ece(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1])))  # it predicts class 0 with 50 %, and 75 % are
+    0.25
+    """
+    confidence, predicted = outputs.double().softmax(1).max(1)
+    bins = (confidence * _CALIBRATION_BINS).ceil().clamp(1, _CALIBRATION_BINS).nan_to_num(1).long() - 1
+    gaps = (predicted == targets).double() - confidence
+    return gaps.new_zeros(_CALIBRATION_BINS).index_add(0, bins, gaps).abs().sum() / len(targets)
+
+
+def brier(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the Brier score: the squared error of the probabilities, summed over the classes, or of class 1 alone if
+    the network has two outputs.
+
+    >>> float(brier(torch.zeros(4, 2), torch.tensor([0, 0, 0, 1])))  # (1/2)²
+    0.25
+    """
+    probabilities = outputs.double().softmax(1)
+    errors = (probabilities - F.one_hot(targets, outputs.shape[1])).square().sum(1).mean()
+    return errors / 2 if outputs.shape[1] == 2 else errors
+
+
 def _f1_by_class(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return F1 and the number of samples of each class that occurs among the targets or the predictions."""
     predicted = outputs.argmax(1)
@@ -142,15 +195,36 @@ def _auc_by_class(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((below * is_class).sum(1) - positives.square()).double() / (2 * positives * negatives)
 
 
-CLASSIFICATION_METRICS = {
-    name: as_metric(name, function)
-    for name, function in {
-        "accuracy": accuracy,
-        "balanced_accuracy": balanced_accuracy,
-        "macro_f1": macro_f1,
-        "weighted_f1": weighted_f1,
-        "auc": auc,
-        "auc_absent_zero": auc_absent_zero,
-    }.items()
+def _by_name(*functions: MetricFunction) -> dict[str, Metric]:
+    return {function.__name__: as_metric(function.__name__, function) for function in functions}
+
+
+METRICS: dict[Task, dict[str, Metric]] = {
+    "classification": _by_name(
+        accuracy, balanced_accuracy, macro_f1, weighted_f1, auc, auc_absent_zero, average_precision, ece, brier
+    ),
+    "regression": _by_name(mse, rmse, mae, r2),
+    "survival": _by_name(c_index),
 }  # by the names that the setting `metrics` of a run accepts
-DEFAULT_METRICS = {name: CLASSIFICATION_METRICS[name] for name in ("accuracy", "macro_f1", "auc")}
+DEFAULT_METRICS: dict[Task, dict[str, Metric]] = {
+    "classification": _by_name(accuracy, macro_f1, auc),
+    "regression": _by_name(mse, mae),
+    "survival": _by_name(c_index),
+}
+TARGETS: dict[Task, str] = {"classification": "classes", "regression": "numbers", "survival": "survival times"}
+
+
+def find_metrics(names: Sequence[str], known: Mapping[str, Metric], task: Task) -> dict[str, Metric]:
+    """Return the metrics of these names; raise `ConfigError` if one is unknown or does not fit the targets.
+
+    >>> list(find_metrics(["mae", "r2"], METRICS["regression"], "regression"))
+    ['mae', 'r2']
+    """
+    for name in names:
+        others = [TARGETS[other] for other in METRICS if name in METRICS[other] and other != task]
+        if name not in known and others:
+            fix = f"choose from {', '.join(known) or 'none'}"
+            raise ConfigError(f"The metric '{name}' is for {others[0]}, but the targets are {TARGETS[task]}; {fix}.")
+        if name not in known:
+            raise unknown_name("metric", name, known)
+    return {name: known[name] for name in names}

@@ -13,48 +13,37 @@ from types import FunctionType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedtailor.core.code_reference import reference_to, short_name
 from fedtailor.core.dropout import Dropout, FunctionalDropout
 from fedtailor.core.functional_layers import BatchNorm, join_path, make_functional
+from fedtailor.core.losses import (
+    LOSSES,
+    Loss,
+    WeightedCrossEntropy,
+    check_class_weights,
+    cross_entropy,
+    is_classification_loss,
+    takes_sample_weight,
+)
 from fedtailor.core.metrics import (
-    CLASSIFICATION_METRICS,
     DEFAULT_METRICS,
+    METRICS,
     RESERVED_PREFIXES,
     Metric,
     MetricFunction,
+    Task,
     as_metric,
+    find_metrics,
 )
 from fedtailor.core.trees import Params
 from fedtailor.errors import ConfigError, reason, unknown_name
 
 Inputs = Any  # a tensor, or a dict of tensors, with samples on the leading axis
-Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one loss per example
 
 NORMALIZATION_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-
-
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return one squared error per example, averaged over its outputs."""
-    return (outputs - targets.reshape(outputs.shape)).square().reshape(len(outputs), -1).mean(1)
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return one cross-entropy per example."""
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
-REGRESSION_METRICS = {
-    "mse": as_metric("mse", lambda outputs, targets: squared_error(outputs, targets).mean()),
-    "mae": as_metric("mae", lambda outputs, targets: (outputs - targets.reshape(outputs.shape)).abs().mean()),
-}
-LOSSES: dict[str, tuple[Loss, Mapping[str, Metric]]] = {
-    "classification": (cross_entropy, DEFAULT_METRICS),
-    "regression": (squared_error, REGRESSION_METRICS),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +155,8 @@ class Model:
     def to(self, device: torch.device, dtype: torch.dtype) -> "Model":
         """Return the model with its constants (frozen weights, buffers) on a device and in a dtype."""
         module, body = copy.deepcopy((self.module, self.body))
-        return replace(self, module=module.to(device, dtype), body=body.to(device, dtype))
+        loss = copy.deepcopy(self.loss).to(device, dtype) if isinstance(self.loss, nn.Module) else self.loss
+        return replace(self, module=module.to(device, dtype), body=body.to(device, dtype), loss=loss)
 
     def state_dict(self, params: Params) -> Params:
         """Return an ordinary state_dict: the parameters together with the module's constants."""
@@ -200,24 +190,48 @@ class Model:
         """Return the parameters without running statistics, which have no gradient."""
         return {name: p for name, p in params.items() if name not in self.running_stats}
 
+    def losses(self, outputs: Tensor, targets: Tensor, sample_weight: Tensor | None = None) -> Tensor:
+        """Return one loss per example of a batch, to be averaged with `batch.mean`. `sample_weight` is 0 for padding;
+        None: there is none."""
+        if not self._loss_takes_weight:
+            return self.loss(outputs, targets)
+        weight = outputs.new_ones(len(outputs)) if sample_weight is None else sample_weight
+        return self.loss(outputs, targets, weight)
+
+    @cached_property
+    def _loss_takes_weight(self) -> bool:
+        return takes_sample_weight(self.loss)
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether the loss is the cross-entropy, so that the outputs are logits of classes."""
+        return is_classification_loss(self.loss)
+
+    def with_class_weights(self, weights: Sequence[float] | None, classes: int | None) -> "Model":
+        """Return the model whose cross-entropy has these weights, one per class; None: the same model."""
+        if weights is None:
+            return self
+        check_class_weights(weights, classes)
+        if not self.is_classifier:
+            raise ConfigError("class_weights applies to the loss 'classification'; weight classes in your own loss.")
+        return replace(self, loss=WeightedCrossEntropy(weights))
+
     def with_metrics_for(
-        self, classes: int | None, output_shape: Sequence[int], names: Sequence[str] | None = None
+        self, task: Task, classes: int | None, output_shape: Sequence[int], names: Sequence[str] | None = None
     ) -> "Model":
-        """Return the model with the metrics `names`: classification metrics, if the targets are classes and the outputs
-        have one value per class, or the model's own.
+        """Return the model with the metrics `names`: those for the targets, or the model's own. Metrics of classifiers
+        need outputs with one value per class.
 
         Without `names`, the model keeps its metrics. If the user passed none to `wrap`, a custom loss on class targets
         has the default classification metrics.
         """
         has_class_outputs = classes is not None and len(output_shape) == 1 and output_shape[0] >= max(classes, 2)
         if names is not None:
-            known = {**(CLASSIFICATION_METRICS if has_class_outputs else {}), **self.metrics}
-            if unknown := [name for name in names if name not in known]:
-                raise unknown_name("metric", unknown[0], known)
-            return replace(self, metrics={name: known[name] for name in names})
-        if not self.metrics_are_default or self.loss is cross_entropy or not has_class_outputs:
+            known = METRICS[task] if has_class_outputs or task != "classification" else {}
+            return replace(self, metrics=find_metrics(names, {**known, **self.metrics}, task))
+        if not self.metrics_are_default or self.is_classifier or not has_class_outputs:
             return self
-        return replace(self, metrics=DEFAULT_METRICS)
+        return replace(self, metrics=DEFAULT_METRICS["classification"])
 
     @property
     def score(self) -> str:
@@ -259,7 +273,7 @@ class Model:
     def _head(self) -> nn.Linear:
         """The linear head of a classifier, which some methods require."""
         layer = None if self.head is None else self.module.get_submodule(self.head)
-        if not isinstance(layer, nn.Linear) or self.loss is not cross_entropy:
+        if not isinstance(layer, nn.Linear) or not self.is_classifier:
             raise ConfigError("This method requires a classification model with a linear layer as its head.")
         return layer
 
@@ -314,20 +328,20 @@ def wrap(
     A module starts every run with the weights that it has. A class or function, such as `ft.wrap(MyNet)`, is called for
     every run, so that its initial weights depend on the run's seed.
 
-    `head` is the name of its last layer. `loss` is "classification", "regression", or a function of (outputs, targets)
-    that returns one loss per example. `metrics` are functions of all (outputs, targets) of a client that return a
-    scalar; the first one ranks models. Whether a higher value is better follows from a well-known name, such as
-    "accuracy" or "mae"; other metrics need `ft.Metric(function, higher_is_better=...)`. By default, the metrics are
-    accuracy, macro F1, and AUC if the targets are classes, the mean squared and absolute errors for the loss
-    "regression", and otherwise the loss alone. `parts` lists layers for methods that split the model, such as
+    `head` is the name of its last layer. `loss` is "classification", "regression", "survival", or a function of
+    (outputs, targets) that returns one loss per example; if its terms depend on the other examples of a batch, it has a
+    third parameter `sample_weight`, which is 0 for examples that it must leave out. `metrics` are functions of all
+    (outputs, targets) of a client that return a scalar; the first one ranks models. Whether a higher value is better
+    follows from a well-known name, such as "accuracy" or "mae"; other metrics need
+    `ft.Metric(function, higher_is_better=...)`. By default, the metrics are accuracy, macro F1, and AUC if the targets
+    are classes, the mean squared and absolute errors for the loss "regression", the concordance index for "survival",
+    and otherwise the loss alone. `parts` lists layers for methods that split the model, such as
     parts={"split_input": ["camera"]}.
 
     >>> wrap(nn.Sequential(nn.Linear(4, 3)), head="0").head
     '0'
     """
-    if isinstance(loss, str) and loss not in LOSSES:
-        raise unknown_name("loss", loss, LOSSES)
-    function, default_metrics = LOSSES[loss] if isinstance(loss, str) else (loss, {})
+    function, default_metrics = _named_loss(loss) if isinstance(loss, str) else (loss, {})
     if reserved := [name for name in metrics or {} if name == "loss" or name.startswith(RESERVED_PREFIXES)]:
         why = "because the loss, training samples, and the global model are recorded under such names"
         raise ConfigError(f"A metric cannot be named '{reserved[0]}', {why}; choose another name.")
@@ -356,6 +370,13 @@ def wrap(
     for part in parts or {}:
         model.split({}, part)  # raises ConfigError for unknown layers
     return model
+
+
+def _named_loss(name: str) -> tuple[Loss, Mapping[str, Metric]]:
+    for task, loss in LOSSES.items():
+        if task == name:
+            return loss, DEFAULT_METRICS[task]
+    raise unknown_name("loss", name, LOSSES)
 
 
 ModelLike = Model | nn.Module | Callable[[], nn.Module]

@@ -141,7 +141,7 @@ class PartitionedData(Data):
         names, owned, test = self._assign(table, rest, seed)
         return Federation.from_owners(
             table.x, table.y, owned, names=names, test=test, seed=seed, classes=table.classes,
-            regression=table.classes is None, common_test=common, mean=self.mean, std=self.std,
+            regression=table.classes is None, survival=table.survival, common_test=common, mean=self.mean, std=self.std,
             class_names=table.class_names, settings=self.describe(),
         )  # fmt: skip
 
@@ -172,7 +172,7 @@ class PartitionedData(Data):
         if isinstance(self.common_test, str):
             is_test = _publisher_test(self, table)
             return every[~is_test], every[is_test]
-        return hold_out_common(table.y, every, self.common_test, seed)
+        return hold_out_common(table.strata, every, self.common_test, seed)
 
     def _assign(
         self, table: SampleTable, samples: Indices, seed: int
@@ -191,12 +191,12 @@ class PartitionedData(Data):
         if self.test != PUBLISHER:
             return None, self._partition(table, samples, seed), test
         owned = self._partition(table, samples[~test[samples]], seed)
-        held = divide_like(table.y, owned, samples[test[samples]], seed)
+        held = divide_like(table.strata, owned, samples[test[samples]], seed)
         return None, [np.concatenate(pair) for pair in zip(owned, held, strict=True)], test
 
     def _partition(self, table: SampleTable, samples: Indices, seed: int) -> list[Indices]:
         settings = {f.name: getattr(self, f.name) for f in fields(SplitSettings)}
-        owned = partition_samples(table.y[samples], self.clients or 0, self.partition, seed=seed, **settings)
+        owned = partition_samples(table.strata[samples], self.clients or 0, self.partition, seed=seed, **settings)
         return [samples[own] for own in owned]
 
 

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.core.batch import as_parts
+from fedtailor.core.metrics import Task
 from fedtailor.core.model import Inputs
 from fedtailor.data.client_arrays import ClientArrays
 from fedtailor.data.client_stream import ClientStream, targets_of
@@ -33,6 +35,7 @@ from fedtailor.data.samples import (
 from fedtailor.data.splits.owners import check_owned, client_names, samples_by_client
 from fedtailor.data.splits.resampling import check_repeat, draw_split
 from fedtailor.data.stored_samples import StoredSamples, hash_samples, non_finite_samples
+from fedtailor.data.survival_targets import invalid_targets, strata_of
 from fedtailor.errors import DataError
 
 OWN_DATA = "own data"  # name of data without settings
@@ -53,6 +56,7 @@ class Federation:
     std: tuple[float, ...] | None = None  # per channel or pixel, divided by after that
     settings: Mapping[str, Any] = field(default_factory=dict)  # how the federation was made, for the run folder
     common_test: Tensor | None = None  # indices of test samples that belong to no client, for all personal models
+    survival: bool = False  # whether targets are (event, time), with event 1 if it was observed and 0 if censored
     stored: StoredSamples | None = None  # what is recorded about x and y if they are from a federation file
     refit: Callable[["Federation"], "Federation"] | None = None  # repeats what `with_preprocessing` did after a resplit
 
@@ -66,6 +70,8 @@ class Federation:
         common = "" if self.common_test is None else f", {len(self.common_test):,} common test samples"
         clients = f"{self.num_clients:,} client{'' if self.num_clients == 1 else 's'}"
         targets = "numbers as targets" if self.classes is None else f"{self.classes:,} classes"
+        if self.survival:
+            targets = f"survival times with {int(self.y[:, 0].sum()):,} events as targets"
         samples = f"{train:,} training and {test:,} test samples"
         return f"Federation({clients}, {samples}{common}, {targets}, inputs {', '.join(inputs)})"
 
@@ -78,6 +84,21 @@ class Federation:
     def num_clients(self) -> int:
         """Number of clients."""
         return len(self.train)
+
+    @property
+    def task(self) -> Task:
+        """What the targets are for: "classification", "regression", or "survival"."""
+        return "survival" if self.survival else "regression" if self.classes is None else "classification"
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs of a network for these targets: the classes, the numbers per sample, or one risk."""
+        return self.classes if self.classes is not None else 1 if self.survival else self.y[:1].numel()
+
+    @property
+    def strata(self) -> NDArray[Any]:
+        """The targets by which splits are stratified: classes, or the events of survival times."""
+        return strata_of(self.y, self.survival)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -161,8 +182,8 @@ class Federation:
     def resplit(self, repeat: int, folds: int | None = None) -> "Federation":
         """Return the federation in which every client's samples are split anew into training and test samples.
 
-        Each `repeat` is another draw, stratified by class (or by quantiles of numeric targets), with as many test
-        samples as the client has now. Clients and their samples stay the same, and so does the common test set; a
+        Each `repeat` is another draw, stratified by class, by event, or by quantiles of numeric targets, with as many
+        test samples as the client has now. Clients and their samples stay the same, and so does the common test set; a
         publisher's test samples are pooled with the client's training samples. With `folds`, the draws are those of
         cross-validation: `repeat` 0 to folds − 1 test each sample once, the next `folds` numbers are another
         cross-validation, and so on. Statistics of training samples that were used for preprocessing are computed anew.
@@ -172,13 +193,13 @@ class Federation:
         [[0, 1], [0, 1], [0, 1]]
         """
         check_repeat(repeat, folds)
-        train, test = list[Tensor](), list[Tensor]()
+        train, test, strata = list[Tensor](), list[Tensor](), self.strata
         for client, name in enumerate(self.names):
             own = torch.cat([self.train[client], self.test[client]]).sort().values
             num_test = len(self.test[client])
             if folds is not None and num_test > 0 and len(own) < folds:
                 raise DataError(f"Client {name} has {len(own)} samples, too few for {folds} folds; use fewer folds.")
-            parts = draw_split(self.y[own].numpy(), num_test, repeat, client, folds)
+            parts = draw_split(strata[own.numpy()], num_test, repeat, client, folds)
             for found, positions in zip((train, test), parts, strict=True):
                 found.append(own[torch.from_numpy(positions)])
         settings = {**(self.settings or {"name": OWN_DATA}), "repeat": repeat, "folds": folds}
@@ -234,6 +255,7 @@ class Federation:
         names: Sequence[str] | None = None,
         classes: int | None = None,
         regression: bool | None = None,
+        survival: bool = False,
         common_test: tuple[Any, Any] | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
@@ -246,9 +268,10 @@ class Federation:
         personal models are also tested on them.
 
         Integer targets are classes, numbered from 0, and text targets are the names of classes. Float targets are for
-        regression; `regression` says so if they could also be class numbers. `classes` is the number of classes if some
-        have no samples. `mean` and `std`, with one number per channel or per pixel, normalize the inputs;
-        `with_normalization` computes them.
+        regression; `regression` says so if they could also be class numbers. With `survival`, each target is a pair
+        (event, time): 1 and the time of the event, or 0 and the time after which nothing is known. `classes` is the
+        number of classes if some have no samples. `mean` and `std`, with one number per channel or per pixel, normalize
+        the inputs; `with_normalization` computes them.
 
         >>> x, y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
         >>> Federation.from_arrays([(x, y, x, y)]).num_clients
@@ -268,7 +291,8 @@ class Federation:
         for owner, own_x, own_y in zip(owners, xs, ys, strict=True):
             check_lengths(own_x, own_y, f"{owner}'s")
         x = join_samples(xs, owners, "inputs")
-        extra = {"class_names": class_names} | extra | {"mean": _as_floats(mean), "std": _as_floats(std)}
+        extra = {"class_names": class_names, "survival": survival} | extra
+        extra |= {"mean": _as_floats(mean), "std": _as_floats(std)}
         return cls._from_blocks(x, ys, owners, labels, classes, regression, extra)
 
     @classmethod
@@ -283,6 +307,7 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         regression: bool | None = None,
+        survival: bool = False,
         common_test: CommonTest = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
@@ -293,7 +318,7 @@ class Federation:
         `owners` has either one owner per sample, or one list of sample indices per client. `test` can also be one
         boolean per sample: whether it is a test sample of its owner. `common_test` is a test set that is common to all
         clients: a fraction of all samples, drawn with the same proportions of classes, or a list of sample indices; the
-        owners lose these samples. `classes`, `regression`, `mean`, and `std` are explained in `from_arrays`.
+        owners lose these samples. `from_arrays` explains `classes`, `regression`, `survival`, `mean`, and `std`.
 
         >>> Federation.from_owners(torch.zeros(4, 3), [0, 1, 0, 1], ["ann", "ann", "bob", "bob"]).names
         ('ann', 'bob')
@@ -304,10 +329,11 @@ class Federation:
         known, owned = samples_by_client(owners, len(y))
         labels = client_names(known if names is None else names, len(owned))
         check_owned(owned, labels, len(y))
-        owned, common = take_common(y.numpy(), owned, common_test, seed)
-        parts = hold_out_tests(y.numpy(), owned, test, seed)
+        strata = strata_of(y, survival)
+        owned, common = take_common(strata, owned, common_test, seed)
+        parts = hold_out_tests(strata, owned, test, seed)
         train, held = (tuple(torch.from_numpy(part[side]) for part in parts) for side in (0, 1))
-        extra = {"class_names": class_names, "common_test": common} | extra
+        extra = {"class_names": class_names, "common_test": common, "survival": survival} | extra
         extra |= {"mean": _as_floats(mean), "std": _as_floats(std)}
         return cls._build(x, y, train, held, labels, classes, regression, extra)
 
@@ -361,14 +387,17 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
         regression: bool | None = None,
+        survival: bool = False,
     ) -> "Federation":
         """Read one .npz file or one folder of images per client; see `fedtailor.data.user_files.client_folders`."""
         from fedtailor.data.user_files.client_folders import read_folder  # requires pillow
 
-        found = read_folder(Path(folder), test=test, seed=seed)
+        found = read_folder(Path(folder), test=test, seed=seed, survival=survival)
         settings = {"name": "folder", "folder": str(folder), "test": test, "seed": seed}
         settings |= {n: v for n, v in {"classes": classes, "regression": regression}.items() if v is not None}
-        return cls._from_client_arrays(found, classes=classes, regression=regression, settings=settings)
+        settings |= {"survival": True} if survival else {}
+        options = {"classes": classes, "regression": regression, "survival": survival, "settings": settings}
+        return cls._from_client_arrays(found, **options)
 
     @classmethod
     def from_pfllib(cls, folder: str | Path) -> "Federation":
@@ -525,7 +554,7 @@ class Federation:
         owned[torch.cat([*train, *test, *_list(extra.get("common_test"))])] = True
         if classes is None and extra["class_names"] is not None:
             classes = len(extra["class_names"])
-        y, classes = resolve_targets(y, owned, classes, regression)
+        y, classes = resolve_targets(y, owned, classes, True if extra.get("survival") else regression)
         return cls(x, y, tuple(train), tuple(test), names, classes, **extra)
 
 
@@ -586,6 +615,11 @@ def _check(fed: Federation) -> None:
         bad = owned & non_finite_samples(part)
         if bool(bad.any()):
             raise DataError(f"{fed.find_owner(bad)} has NaN or infinity in its {kind}; remove those samples.")
+    if fed.survival:
+        bad = owned & invalid_targets(fed.y)
+        if bool(bad.any()):
+            expected = "pairs (event, time) with event 0 or 1 and a time of at least 0"
+            raise DataError(f"{fed.find_owner(bad)} has invalid survival targets; they must be {expected}.")
     if fed.classes is not None:
         bad = owned & ((fed.y < 0) | (fed.y >= fed.classes))
         if bool(bad.any()):

@@ -156,6 +156,7 @@ def _unpack(mapped: Inputs, tensors: Mapping[str, Tensor]) -> Fields:
     if len(as_parts(x)) != len(as_parts(mapped)) or any(len(part) != len(y) for part in as_parts(x).values()):
         raise ValueError("its inputs and targets do not have the same number of samples")
     found: Fields = {"x": x, "y": y, "common_test": None} | _plain_fields(description)
+    found["survival"] = description.get("survival") is True
     if found["classes"] is not None and (y.ndim != 1 or y.dtype != torch.int64):
         raise ValueError("its targets are not classes")
     for split in ("train", "test"):

@@ -139,6 +139,7 @@ def _write_rest(file: BinaryIO, first: int, entries: Entries, fields: Fields) ->
     x, y = fields["x"], fields["y"]
     description = {name: fields[name] for name in PLAIN_FIELDS}
     description |= {"parts": list(as_parts(x)), "source": dict(fields["settings"]), "sha256": hash_samples(x, y)}
+    description |= {"survival": True} if fields["survival"] else {}
     description["is_finite"] = not any(bool(non_finite_samples(part).any()) for part in as_parts(x).values())
     text = json.dumps(description, default=_to_json).encode()
     tensors = {"y": y} | _pack_indices(fields) | {"description": torch.frombuffer(bytearray(text), dtype=torch.uint8)}

@@ -31,6 +31,7 @@ class InputSpec:
     mean: tuple[float, ...] | None = None  # per channel or pixel, subtracted
     std: tuple[float, ...] | None = None  # per channel or pixel, divided by
     class_names: tuple[str, ...] | None = None  # if the labels were text
+    survival: bool = False  # targets are (event, time), and the model has one output
     dtype_is_assumed: bool = False  # a deployed client's folder does not contain the dtype
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class InputSpec:
         """
         parts = fed.x if isinstance(fed.x, dict) else {SINGLE_INPUT: fed.x}
         kinds = {name: (str(part.dtype).removeprefix("torch."), tuple(part.shape[1:])) for name, part in parts.items()}
-        return cls(kinds, fed.classes, max(1, fed.y[:1].numel()), fed.mean, fed.std, fed.class_names)
+        return cls(kinds, fed.classes, max(1, fed.y[:1].numel()), fed.mean, fed.std, fed.class_names, fed.survival)
 
     def to_json(self) -> dict[str, Any]:
         """Return the specification as plain JSON values.
@@ -86,7 +87,7 @@ class InputSpec:
         x = self.random_samples(2)
         y = np.arange(2) % self.classes if self.classes is not None else np.zeros((2, self.targets), np.float32)
         extra: dict[str, Any] = {"classes": self.classes, "mean": self.mean, "std": self.std}
-        extra |= {"class_names": self.class_names}
+        extra |= {"class_names": self.class_names, "survival": self.survival}
         return Federation.from_arrays([(x, y, x, y)], **extra)
 
 

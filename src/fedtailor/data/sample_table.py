@@ -27,11 +27,17 @@ class SampleTable:
     is_test: NDArray[np.bool_] | None = None  # whether a sample is in the publisher's test set
     class_names: tuple[str, ...] | None = None
     vocabulary: tuple[str, ...] | None = None  # words of the tokens 1, 2, ..., if the inputs are tokens
+    survival: bool = False  # whether targets are (event, time)
 
     @property
     def num_samples(self) -> int:
         """Number of samples."""
         return len(self.y)
+
+    @property
+    def strata(self) -> Array:
+        """The targets by which splits are stratified: classes, or the events of survival times."""
+        return self.y[:, 0].astype(np.int64) if self.survival else self.y
 
     def check(self) -> None:
         """Raise `DataError` if the columns do not fit together."""

@@ -19,11 +19,12 @@ class FolderData(Data):
     test: Annotated[float, "fraction of each client's samples that is held out for testing"] = 0.25
     classes: Annotated[int | None, "number of classes, if some have no samples"] = None
     regression: Annotated[bool | None, "whether targets are numbers, if they could be classes"] = None
+    survival: Annotated[bool, "whether targets are pairs (event, time)"] = False
 
     def make_federation(self) -> Federation:
         return Federation.from_folder(
             _require(self, "folder"), test=self.test, seed=self.seed or 0, classes=self.classes,
-            regression=self.regression,
+            regression=self.regression, survival=self.survival,
         )  # fmt: skip
 
     def convert(self, path: str | Path) -> Federation:
@@ -32,12 +33,14 @@ class FolderData(Data):
 
         if self.repeat is not None:  # all samples of a client are split anew
             return super().convert(path)
-        found = list_clients(Path(_require(self, "folder")), test=self.test, seed=self.seed or 0)
+        options: dict[str, Any] = {"test": self.test, "seed": self.seed or 0, "survival": self.survival}
+        found = list_clients(Path(_require(self, "folder")), **options)
         extra: dict[str, Any] = {} if found.class_names is None else {"class_names": found.class_names}
         clients = ((name, *arrays) for name, arrays in found.read())
         return Federation.write(
-            path, clients, classes=self.classes, regression=self.regression, settings=self.describe(), **extra
-        )
+            path, clients, classes=self.classes, regression=self.regression, survival=self.survival,
+            settings=self.describe(), **extra,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import numpy as np
 from fedtailor.core.client_models import BY_CLIENT
 from fedtailor.core.fields import Constraint, InnerFraction, NonNegativeInt, Positive, PositiveInt, check_fields
 from fedtailor.core.method import Method
+from fedtailor.core.metrics import Task
 from fedtailor.core.model import Model
 from fedtailor.core.untrusted_input import check_settings, is_printable, read_toml
 from fedtailor.data.federation import Federation
@@ -63,12 +64,20 @@ class Inputs:
     shape: Annotated[_Shape, "of one sample"] = (1, 28, 28)
     classes: Annotated[_Classes, "number of classes; 0: targets are real numbers"] = 10
     targets: Annotated[PositiveInt, "real numbers per sample if there are no classes"] = 1
+    survival: Annotated[bool, "targets are pairs (event, time); set classes to 0 and targets to 2"] = False
     mean: Annotated[tuple[float, ...] | None, "per channel or pixel, subtracted from inputs"] = None
     std: Annotated[tuple[float, ...] | None, "per channel or pixel, inputs are divided by it"] = None
     test: Annotated[InnerFraction, "fraction of samples for testing, unless a client's file selects them"] = 0.25
 
     def __post_init__(self) -> None:
         check_fields(self, "inputs.")
+        if self.survival and (self.classes, self.targets) != (0, 2):
+            raise ConfigError("Survival targets are (event, time); set inputs.classes to 0 and inputs.targets to 2.")
+
+    @property
+    def task(self) -> Task:
+        """What the targets are for."""
+        return "survival" if self.survival else "classification" if self.classes else "regression"
 
     def dummy_federation(self, seed: int, tokens: bool) -> Federation:
         """Return one client with a few random samples, to build a network and to determine what would be sent."""
@@ -76,10 +85,11 @@ class Inputs:
         x = random.uniform(size=(count, *self.shape)).astype(np.float32)
         x = x.round().astype(np.int64) if tokens else x  # 0 and 1 are valid tokens in every vocabulary
         targets = random.uniform(size=(count, self.targets)).astype(np.float32)
+        targets[:, 0] = np.arange(count) % 2 if self.survival else targets[:, 0]
         y = np.arange(count) % self.classes if self.classes else targets
         half = (x[:_DUMMY_SAMPLES], y[:_DUMMY_SAMPLES], x[_DUMMY_SAMPLES:], y[_DUMMY_SAMPLES:])
         classes = self.classes or None
-        return Federation.from_arrays([half], classes=classes, mean=self.mean, std=self.std)
+        return Federation.from_arrays([half], classes=classes, survival=self.survival, mean=self.mean, std=self.std)
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,9 @@ class Deployment(TrainingConfig):
             self.method.check_global_model()
         self.channel.check(self.method)
         self.augmentation.check(self.inputs.shape)
+        if self.class_weights == "balanced":
+            fix = "add up the clients' numbers, and set class_weights to one number per class"
+            raise ConfigError(f"The server does not see the labels that balanced class weights need; {fix}.")
         if self.method.pools_data:
             raise ConfigError(f"{self.method.display_name} needs all data in one place; choose a federated method.")
         self._check_network()
@@ -148,7 +161,8 @@ class Deployment(TrainingConfig):
     def model(self) -> Model:
         """Return the network for these inputs; all participants build it from the same seed."""
         model, classes = network(self._network_name, self.dummy_federation(), **vars(self.network)), self.inputs.classes
-        return model.with_metrics_for(classes or None, [classes], self.metrics)
+        model = model.with_class_weights(self.class_weights, classes or None)  # type: ignore[arg-type]
+        return model.with_metrics_for(self.inputs.task, classes or None, [classes], self.metrics)
 
     def describe(self) -> dict[str, Any]:
         """Return the settings as nested dicts, as in deployment.toml."""

@@ -54,7 +54,7 @@ class OwnNetwork(OwnPart):
         if isinstance(made, Model):
             model = made if made.build is not None else replace(made, build=lambda: build().module)
         elif isinstance(made, nn.Module):
-            model = wrap(build, loss="classification" if fed.classes is not None else "regression")
+            model = wrap(build, loss=fed.task)
         else:
             kind = type(made).__name__
             raise ConfigError(f"The network '{self.name}' must return an nn.Module or an ft.Model, got {kind}.")

@@ -174,7 +174,7 @@ def _from_client_folder(
     dtype = "int64" if deployment.takes_tokens else "float32"
     inputs = inputs or InputSpec(
         {SINGLE_INPUT: (dtype, tuple(spec.shape))}, spec.classes or None, spec.targets, spec.mean, spec.std,
-        dtype_is_assumed=not deployment.takes_tokens,
+        survival=spec.survival, dtype_is_assumed=not deployment.takes_tokens,
     )  # fmt: skip
     path = run / "models" / f"{moment}.safetensors"
     if not path.is_file():

@@ -128,7 +128,8 @@ class Averaged(Method):
         return {"inner": inner, "mean": zeros_like(self.init_personal(setup)), "count": setup.like.new_zeros(())}
 
     def _loss(self, ctx: ClientContext, personal: Tree, batch: Batch) -> Tensor:
-        return batch.mean(ctx.model.loss(self.inner.logits(ctx.model, personal, batch.x), batch.y))
+        outputs = self.inner.logits(ctx.model, personal, batch.x)
+        return batch.mean(ctx.model.losses(outputs, batch.y, batch.weight))
 
 
 def _blend(past: Tensor, old: Any, new: Any) -> Any:

@@ -102,7 +102,7 @@ class DBE(WeightedMethod, LocalTraining):
             outputs = ctx.model.head_output(tree["params"], z + tree["memory"] if memory else z)
             pull: Tensor = (running - consensus).square().mean() / 2
             exposed: Tensor = tree["running"] @ mean.detach()  # exposes the mean as the gradient for `running`
-            return batch.mean(ctx.model.loss(outputs, batch.y)) + kappa * pull + exposed
+            return batch.mean(ctx.model.losses(outputs, batch.y, batch.weight)) + kappa * pull + exposed
 
         def step(carry: Tree, batch: Batch) -> Tree:
             tree = carry["tree"]

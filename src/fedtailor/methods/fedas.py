@@ -87,7 +87,7 @@ def _fisher(ctx: ClientContext, params: Params) -> Tensor:
     serving = ctx.model.eval_mode
 
     def loss(params: Params, batch: Batch) -> Tensor:
-        return batch.mean(serving.loss(serving.logits(params, batch.x), batch.y))
+        return batch.mean(serving.losses(serving.logits(params, batch.x), batch.y, batch.weight))
 
     def squared_norm(batch: Batch) -> Tree:
         grad = serving.trainable(ctx.grad(loss, params, batch))

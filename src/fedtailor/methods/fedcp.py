@@ -66,7 +66,8 @@ class FedCP(AveragingMethod, LocalTraining):
             z = ctx.model.features(learned["params"], batch.x)
             noise = -torch.log(-torch.log(batch.uniform((len(z), 2, z.shape[1]))))  # Gumbel noise
             personal = {**learned["params"], "common": common, "policy": learned["policy"], "context": context}
-            loss = batch.mean(ctx.model.loss(self._outputs(ctx.model, personal, z, noise), batch.y))
+            outputs = self._outputs(ctx.model, personal, z, noise)
+            loss = batch.mean(ctx.model.losses(outputs, batch.y, batch.weight))
             return loss + self.lam * squared_mmd(z, received, batch.weight, _BANDWIDTHS)
 
         start = {"params": body | state["head"], "policy": message["policy"]}

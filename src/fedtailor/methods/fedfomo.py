@@ -97,7 +97,7 @@ class FedFomo(LocalTraining):
 
         def losses(batch: Batch) -> Tree:
             each = [
-                serving.loss(serving.logits(m, batch.x), batch.y)
+                serving.losses(serving.logits(m, batch.x), batch.y, batch.weight)
                 for m in (own, *(take(models, n) for n in range(count)))
             ]
             return {"sums": torch.stack([(batch.weight * loss).sum() for loss in each])}

@@ -53,7 +53,7 @@ class FedGH(LocalTraining):
         def head_grad(head: Params, indices: Tensor) -> Params:
             with torch.enable_grad():
                 params = {name: leaf.detach().requires_grad_() for name, leaf in head.items()}
-                loss = model.loss(model.head_output(params, features[indices]), labels[indices]).mean()
+                loss = model.losses(model.head_output(params, features[indices]), labels[indices]).mean()
                 return dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
 
         head = server["params"]

@@ -55,7 +55,7 @@ class FedPHP(AveragingMethod, LocalTraining):
             else:
                 target = torch.softmax(model.head_output(own, teacher) / _TEMPERATURE, 1)
                 regularizer = batch.mean(F.cross_entropy(outputs, target, reduction="none"))
-            return (1 - self.lam) * batch.mean(model.loss(outputs, batch.y)) + self.lam * regularizer
+            return (1 - self.lam) * batch.mean(model.losses(outputs, batch.y, batch.weight)) + self.lam * regularizer
 
         params, new = self.optimize(ctx, objective, message["params"], state)
         expected = max(int(ctx.participation * ctx.rounds + 1e-9), 1)  # expected rounds of participation

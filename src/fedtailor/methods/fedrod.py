@@ -47,7 +47,8 @@ class FedRoD(AveragingMethod, LocalTraining):
             features = model.features(parts["params"], batch.x)
             generic = model.head_output(parts["params"], features)
             combined = generic.detach() + model.head_output(parts["head"], features.detach())
-            return batch.mean(model.loss(generic + prior, batch.y) + model.loss(combined, batch.y))  # L_G + L_P
+            shared, own = (model.losses(out, batch.y, batch.weight) for out in (generic + prior, combined))
+            return batch.mean(shared + own)  # L_G + L_P
 
         end, new = self.optimize(ctx, objective, {"params": message["params"], "head": state["head"]}, state)
         return {"head": end["head"], **new}, {"params": end["params"]}

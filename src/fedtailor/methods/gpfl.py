@@ -12,8 +12,9 @@ from fedtailor.core.client_context import ClientContext
 from fedtailor.core.client_weights import AveragingMethod, ClientWeights
 from fedtailor.core.fields import NonNegative
 from fedtailor.core.local_training import LocalTraining
+from fedtailor.core.losses import cross_entropy
 from fedtailor.core.method import Setup
-from fedtailor.core.model import Inputs, Model, cross_entropy
+from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Tree, dot
 from fedtailor.methods._shared.class_statistics import class_counts
 from fedtailor.methods._shared.feature_layers import FEATURE_SALT, layer_norm, linear, make_block, zero_feature
@@ -76,7 +77,8 @@ class GPFL(AveragingMethod, LocalTraining):
             z = ctx.model.features(params, batch.x)
             personal, shared = _apply_valve(valve, z, context), _apply_valve(valve, z, global_context)
             cosines = F.normalize(shared, dim=1) @ F.normalize(embeddings, dim=1).T
-            losses = ctx.model.loss(ctx.model.head_output(params, personal), batch.y) + cross_entropy(cosines, batch.y)
+            outputs = ctx.model.head_output(params, personal)
+            losses = ctx.model.losses(outputs, batch.y, batch.weight) + cross_entropy(cosines, batch.y)
             difference = (shared - message["embeddings"][batch.y]) * batch.weight[:, None]
             added = {"embeddings": embeddings, "valve": valve}
             decay = (self.mu - self.weight_decay) / 2 * dot(added, added)

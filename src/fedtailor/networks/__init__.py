@@ -39,12 +39,11 @@ def network(name: str, fed: Federation, **settings: Any) -> Model:
     if fed.shape is None and not issubclass(kind, MultimodalNetwork):
         fitting = " or ".join([*multimodal_networks(fed), "ft.wrap with your module"])
         raise ConfigError(f"{name} takes one tensor as input; for the parts {', '.join(fed.x)}, use {fitting}.")
-    outputs = fed.classes if fed.classes is not None else fed.y[:1].numel()
     spec = fit_network(kind(**settings), fed)
-    build = partial(spec.build, _input_shape(fed), outputs)
+    build = partial(spec.build, _input_shape(fed), fed.num_outputs)
     with torch.random.fork_rng(devices=[]):
         _check_memory(build, name)
-        model = wrap(build(), loss="classification" if fed.classes is not None else "regression")
+        model = wrap(build(), loss=fed.task)
     return replace(model, build=build, description={"name": name, **vars(spec)}, parts=getattr(spec, "parts", {}))
 
 
@@ -73,7 +72,7 @@ def describe_network(kind: type[Network]) -> str:
     """Return what a network is, what inputs it takes, and which papers use it.
 
     >>> describe_network(Logistic).partition("Inputs")[0]
-    'Multinomial logistic regression: a linear layer. '
+    'A linear layer: multinomial logistic regression, linear regression, or, for survival times, a Cox model. '
     """
     about = " ".join((kind.__doc__ or "").partition("\n\n")[0].split())
     return f"{about} Inputs: {kind.inputs}. Used by: {kind.used_by}."

@@ -24,7 +24,7 @@ class Intercept(nn.Module):
 
 @dataclass(frozen=True)
 class Logistic:
-    """Multinomial logistic regression: a linear layer."""
+    """A linear layer: multinomial logistic regression, linear regression, or, for survival times, a Cox model."""
 
     bias: Annotated[bool, "whether the layer has a bias"] = True
     intercept_head: Annotated[bool, "whether the head is the bias alone, so that personal heads are own intercepts"] = (

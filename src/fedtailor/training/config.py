@@ -7,12 +7,13 @@ import torch
 
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.fields import Constraint, Fraction, FractionBelow1, PositiveInt, check_fields
-from fedtailor.core.metrics import CLASSIFICATION_METRICS
+from fedtailor.core.metrics import METRICS, TARGETS
 from fedtailor.errors import ConfigError
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.participation import Participation
 from fedtailor.training.unreliable import Unreliable
 
+_METRIC_NAMES = "; ".join(f"for {TARGETS[task]}: {', '.join(metrics)}" for task, metrics in METRICS.items())
 HeldOut = int | float | list[int] | None  # number of clients, fraction of clients, or the clients themselves
 _MAX_ROUNDS = 10**6  # papers use a few thousand, and every round keeps a record in memory
 _Rounds = Annotated[PositiveInt, Constraint(f"at most {_MAX_ROUNDS}", lambda value: value <= _MAX_ROUNDS)]
@@ -35,6 +36,11 @@ class TrainingConfig:
     dtype: Annotated[Literal["float32", "float64"], "precision of training: float32 or float64"] = "float32"
     seed: Annotated[_Seed, "seed of all random numbers"] = 0
     schedule: Annotated[list[list[int]] | None, "the clients of every round, as a list of lists"] = None
+    class_weights: Annotated[
+        Literal["balanced"] | list[float] | None,
+        Constraint("'balanced' or one number per class", lambda w: not isinstance(w, str) or w == "balanced"),
+        "weights of the classes in the loss: balanced (all classes count the same), or one number per class",
+    ] = None
     validation: Annotated[FractionBelow1, "fraction of training data held out for choosing a round or settings"] = 0.0
     patience: Annotated[
         PositiveInt | None, "evaluations without a better validation score after which the run stops; none: all rounds"
@@ -49,7 +55,7 @@ class TrainingConfig:
     metrics: Annotated[
         list[str] | None,
         _DifferentNames,
-        f"metrics of classifiers, the first one ranks: {', '.join(CLASSIFICATION_METRICS)}; none: the model's own",
+        f"metrics, the first one ranks: {_METRIC_NAMES}; none: the model's own",
     ] = None
     evaluate_train: Annotated[bool, "also evaluate personal models on their clients' training samples"] = False
     evaluate_global: Annotated[bool, "also evaluate the global model, of a method that has one"] = False

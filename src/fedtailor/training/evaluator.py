@@ -47,7 +47,7 @@ class Evaluator:
         cpu_outputs = outputs.cpu()  # one transfer, because metrics read many single values
         for position, client in enumerate(clients):
             targets = self.shared.y[samples[client]]
-            loss = float(model.loss(outputs[position, : len(targets)], targets).double().mean())
+            loss = float(model.losses(outputs[position, : len(targets)], targets).double().mean())
             client_outputs, targets = cpu_outputs[position, : len(targets)], targets.cpu()
             for name, values in results.items():
                 value = loss if name == "loss" else float(model.metrics[name].function(client_outputs, targets))

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedtailor.core.client_models import AnyModel
 from fedtailor.core.code_reference import is_built_in, is_reference, short_name
+from fedtailor.core.losses import is_classification_loss
 from fedtailor.core.method import Method
-from fedtailor.core.model import Model, cross_entropy
+from fedtailor.core.model import Model
 from fedtailor.core.tensor_hash import hash_tensors
 from fedtailor.data.federation import Federation
 
@@ -52,6 +53,7 @@ def data_fingerprint(fed: Federation, held_out: Federation | None = None) -> str
     preprocessing = [fed.mean, fed.std, fed.classes]
     split = [fed.sample_hash(), hash_tensors(fed.train), hash_tensors(fed.test)]
     extra: list[Any] = [] if fed.common_test is None else ["common test set", hash_tensors([fed.common_test])]
+    extra += ["survival"] if fed.survival else []
     if held_out is not None:
         extra += ["held out", held_out.names, *(hash_tensors(own) for own in (held_out.train, held_out.test))]
     return _hash([fed.names, preprocessing, *split, *extra])
@@ -68,7 +70,7 @@ def _own_choices(model: Model) -> list[Any]:
     """Return what a user passed to `ft.wrap`: loss, names of metrics, and parts; empty for the defaults."""
     if not is_reference(str(model.description.get("name", ""))):
         return []
-    loss = {} if model.loss is cross_entropy else {"loss": model.loss}
+    loss = {} if is_classification_loss(model.loss) else {"loss": model.loss}
     metrics = {} if model.metrics_are_default else {"metrics": list(model.metrics)}
     chosen = loss | metrics | ({"parts": dict(model.parts)} if model.parts else {})
     return [chosen] if chosen else []

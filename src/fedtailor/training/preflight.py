@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedtailor.core.attention_layers import MultiheadAttention
 from fedtailor.core.batch import SharedContext, as_parts, take_samples
 from fedtailor.core.dropout import FunctionalDropout, batch_key
-from fedtailor.core.model import Inputs, Model, cross_entropy
+from fedtailor.core.model import Inputs, Model
 from fedtailor.core.recurrent_layers import Recurrent
 from fedtailor.core.system import available_cores, total_memory
 from fedtailor.core.trees import Params
@@ -27,10 +27,11 @@ def check_model_fits(model: Model, params: Params, shared: SharedContext, fed: F
     """
     sample = fed.train[0][:1].to(shared.y.device)
     inputs, targets = shared.prepare(take_samples(shared.x, sample)), shared.y[sample]
-    is_classification = model.loss is cross_entropy
+    is_classification = model.is_classifier
     try:
         outputs = model.logits(params, inputs)
-        losses = model.loss(outputs, targets.clamp(max=outputs.shape[1] - 1) if is_classification else targets)
+        targets = targets.clamp(max=outputs.shape[1] - 1) if is_classification else targets
+        losses = model.losses(outputs, targets)
     except FedTailorError:
         raise
     except Exception as error:  # a user's module may raise anything

@@ -55,6 +55,7 @@ def simulate(
     dtype: torch.dtype | str = torch.float32,
     seed: int = 0,
     schedule: Sequence[Sequence[int]] | None = None,
+    class_weights: str | Sequence[float] | None = None,
     validation: float = 0.0,
     patience: int | None = None,
     held_out_clients: int | float | Sequence[int] | None = None,
@@ -95,6 +96,8 @@ def simulate(
         dtype: `torch.float32` or `torch.float64`, or their names "float32" and "float64".
         seed: Seed of all random numbers.
         schedule: The clients of every round, instead of `rounds` and `participation`.
+        class_weights: Weights of the classes in the loss: one number per class, or "balanced", so that all classes
+            have the same total weight in the training data of all clients.
         validation: Fraction of each client's training samples to hold out for selecting a round or settings.
         patience: Stop when the validation score, at the moment that ranks the method, has not improved for this many
             evaluations. It needs `validation`.
@@ -102,8 +105,8 @@ def simulate(
             clients. At every evaluation, they are evaluated as clients that join then.
         evaluate_every: Rounds between evaluations. The last round is always evaluated.
         evaluate: Clients to evaluate: "all", "participants", or a number of clients.
-        metrics: Names of metrics of a classifier, such as ["accuracy", "weighted_f1", "auc_absent_zero"], or of metrics
-            passed to `ft.wrap`; the first one ranks. The default is accuracy, macro F1, and AUC.
+        metrics: Names of metrics that fit the targets, such as ["accuracy", "average_precision"] for classes, or of
+            metrics passed to `ft.wrap`; the first one ranks. The default for classes is accuracy, macro F1, and AUC.
         evaluate_train: Also evaluate personal models on their clients' training samples.
         evaluate_global: Also evaluate the global model of a method that has one, such as Ditto, on all clients' test
             samples.
@@ -133,6 +136,7 @@ def simulate(
         dtype=dtype,
         seed=seed,
         schedule=schedule,
+        class_weights=class_weights,
         validation=validation,
         patience=patience,
         held_out_clients=held_out_clients,
@@ -176,6 +180,8 @@ def make_config(**settings: Any) -> TrainingConfig:
         plain["held_out_clients"] = _as_clients(plain["held_out_clients"])
     if plain.get("metrics") is not None:
         plain["metrics"] = [plain["metrics"]] if isinstance(plain["metrics"], str) else list(plain["metrics"])
+    if not isinstance(plain.get("class_weights"), str | None):
+        plain["class_weights"] = _as_weights(plain["class_weights"])
     if plain.get("schedule") is not None:
         plain["schedule"] = [_client_list(clients) for clients in plain["schedule"]]
     parts = {"augmentation": Augmentation(), "unreliable": Unreliable(), "channel": Channel()}
@@ -275,6 +281,13 @@ def describe_config(config: TrainingConfig) -> dict[str, Any]:
     settings = {name: getattr(config, name) for name in TrainingConfig.__dataclass_fields__}
     tables = {name: dict(vars(part)) for name, part in settings.items() if isinstance(part, _PARTS)}
     return settings | tables | {"rounds": config.num_rounds}
+
+
+def _as_weights(weights: Any) -> list[float]:
+    try:
+        return [float(weight) for weight in weights]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"class_weights must be 'balanced' or one number per class, got {weights!r}.") from error
 
 
 def _client_list(clients: Any) -> list[Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtailor.core.batch import SharedContext
 from fedtailor.core.client_models import AnyModel
 from fedtailor.core.code_reference import short_name
+from fedtailor.core.losses import WeightedCrossEntropy, balanced_weights
 from fedtailor.core.memory_limits import check_method_memory
 from fedtailor.core.method import Method, Setup
 from fedtailor.core.model import Model
@@ -132,18 +133,19 @@ def _prepare_networks(
     if len(models) > 1:
         check_supports_architectures(method)
     sizes, largest = torch.from_numpy(samples["train"].sizes), int(training_samples.sizes.max())
+    weights = _class_weights(config, fed, samples["train"])
     participation = sum(map(len, schedule)) / (len(schedule) * fed.num_clients)
     found: list[tuple[Setup, SharedContext]] = []
     for number, one in enumerate(models):
         own = weights_of(initial_weights, None if isinstance(model, Model) else number)
-        network, params = initial_model(one, config, own)
+        network, params = initial_model(one.with_class_weights(weights, fed.classes), config, own)
         if found:  # the data are stored once
             batch_size = choose_batch_size(config, network, largest)
             shared = replace(found[0][1], model=network.mode(training=True), batch_size=batch_size)
         else:
             shared = make_shared_context(config, network, fed, sizes, len(schedule), participation, largest)
         output_shape = check_model_fits(network.eval_mode, params, shared, fed)
-        targets = fed.classes, output_shape, config.metrics
+        targets = fed.task, fed.classes, output_shape, config.metrics
         network, shared = network.with_metrics_for(*targets), find_dropout_calls(shared, params)
         shared = replace(shared, model=shared.model.with_metrics_for(*targets))
         device = config.torch_device
@@ -152,6 +154,13 @@ def _prepare_networks(
         found.append((setup, shared))
     check_same_exchange(method, [setup for setup, _ in found])
     return found
+
+
+def _class_weights(config: TrainingConfig, fed: Federation, train: SampleIndex) -> list[float] | None:
+    """Return the weights of the classes in the loss; balanced ones depend on the training samples of all clients."""
+    if config.class_weights != "balanced":
+        return config.class_weights
+    return balanced_weights(fed.class_counts(train.pooled()[0].cpu()) or [])
 
 
 def _build_held_out(
@@ -252,7 +261,9 @@ def model_info(server: Server, models: Sequence[Model]) -> dict[str, Any]:
     `models` has one network per architecture; the number of parameters is that of the largest.
     """
     model = server.model
+    weights = model.loss.weights.tolist() if isinstance(model.loss, WeightedCrossEntropy) else None
     return {
+        **({} if weights is None else {"class_weights": weights}),
         "method_title": server.method.display_name,
         "ranked_by": server.method.ranking_moment,
         "torch": torch.__version__,
@@ -284,8 +295,8 @@ def personal_model(server: Server, all_clients: AnyClients, client: int, moment:
 
 def _split_samples(fed: Federation, fraction: float, seed: int, device: torch.device) -> dict[str, SampleIndex]:
     """Return the clients' samples by split; validation samples are a fraction of the training samples."""
-    targets = fed.y.numpy()
-    halves = [hold_out(targets, samples.numpy(), fraction, (seed, client)) for client, samples in enumerate(fed.train)]
+    strata = fed.strata
+    halves = [hold_out(strata, samples.numpy(), fraction, (seed, client)) for client, samples in enumerate(fed.train)]
     train, validation = (SampleIndex([torch.from_numpy(half[side]) for half in halves], device) for side in (0, 1))
     samples = {"train": train, "validation": validation, "test": SampleIndex(fed.test, device)}
     if fed.common_test is not None:

@@ -84,9 +84,10 @@ def read_cached(path: Path) -> SampleTable:
         info = parse_json(arrays.pop("info").tobytes())
         parts = {n.removeprefix(_PART): array for n, array in arrays.items() if n.startswith(_PART)}
         x: Any = arrays.get("x", parts)
+        names = {n: None if info.get(n) is None else tuple(info[n]) for n in ("class_names", "vocabulary")}
         table = SampleTable(
             x, arrays["y"], info["classes"], arrays.get("owner"), tuple(info["owner_names"]), arrays.get("is_test"),
-            *(None if info.get(names) is None else tuple(info[names]) for names in ("class_names", "vocabulary")),
+            survival=info.get("survival") is True, **names,
         )  # fmt: skip
         table.check()
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # a FedTailorError is a ValueError
@@ -120,7 +121,7 @@ def _write(path: Path, source: str, table: SampleTable, work: Path) -> None:
     columns = {"y": table.y, "owner": table.owner, "is_test": table.is_test}
     arrays: dict[str, Any] = {name: column for name, column in columns.items() if column is not None}
     arrays |= {f"{_PART}{n}": part for n, part in table.x.items()} if isinstance(table.x, dict) else {"x": table.x}
-    info = {name: getattr(table, name) for name in ("classes", "owner_names", "class_names", "vocabulary")}
+    info = {name: getattr(table, name) for name in ("classes", "owner_names", "class_names", "vocabulary", "survival")}
     new = work / path.name
     np.savez(new, **arrays, info=np.frombuffer(json.dumps(info).encode(), np.uint8))
     checksum = work / _checksum_path(path).name

@@ -12,13 +12,14 @@ All clients have the same format, and all images have the same size. The folder 
 
 import reprlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedtailor.core.memory_limits import check_memory
@@ -27,6 +28,7 @@ from fedtailor.data.formats.folder_entries import list_entries
 from fedtailor.data.formats.image_files import is_image, read_image, read_image_size
 from fedtailor.data.formats.npz import npz_bytes, read_npz
 from fedtailor.data.splits.partition import hold_out
+from fedtailor.data.survival_targets import strata_of
 from fedtailor.errors import DataError
 
 _MAX_CLASSES = 10**6  # limits the memory for counts of each client's classes
@@ -44,20 +46,21 @@ class ClientFolder:
     class_names: tuple[str, ...] | None  # None: .npz files, which contain the labels
     test: float  # fraction of samples that is held out
     seed: int
+    survival: bool = False  # whether targets are (event, time)
 
     def read(self) -> Iterator[tuple[str, Arrays]]:
         """Yield the name and the samples of one client after another."""
         for client, (name, files) in enumerate(self.files.items()):
             if self.class_names is None:
-                yield name, _read_npz(files[0], self.test, (self.seed, client))
+                yield name, _read_npz(files[0], self.test, (self.seed, client), self.survival)
             else:
                 pair = _read_images(name, files, self.class_names)
                 yield name, _hold_out(*pair, self.test, (self.seed, client))
 
 
-def read_folder(folder: Path, *, test: float, seed: int) -> ClientArrays:
+def read_folder(folder: Path, *, test: float, seed: int, survival: bool = False) -> ClientArrays:
     """Read all clients in a folder; `test` is the fraction of samples that is held out."""
-    found = list_clients(folder, test=test, seed=seed)
+    found = list_clients(folder, test=test, seed=seed, survival=survival)
     check_memory(found.size, f"The {'data' if found.class_names is None else 'images'} in '{folder}'")
     try:
         return ClientArrays([arrays for _, arrays in found.read()], list(found.files), found.class_names)
@@ -65,22 +68,22 @@ def read_folder(folder: Path, *, test: float, seed: int) -> ClientArrays:
         raise DataError(f"The folder '{folder}' cannot be read: {error.strerror}.") from error
 
 
-def list_clients(folder: Path, *, test: float, seed: int) -> ClientFolder:
+def list_clients(folder: Path, *, test: float, seed: int, survival: bool = False) -> ClientFolder:
     """Return the clients in a folder without reading their samples, so that they can be read one after another."""
     if not 0 < test < 1:
         raise DataError(f"test must be a fraction between 0 and 1, got {test}.")
     try:
-        return _list_clients(folder, test, seed)
+        return replace(_list_clients(folder, test, seed), survival=survival)
     except OSError as error:
         raise DataError(f"The folder '{folder}' cannot be read: {error.strerror}.") from error
 
 
-def read_client(path: Path, name: str, *, test: float, seed: int) -> Arrays:
+def read_client(path: Path, name: str, *, test: float, seed: int, survival: bool = False) -> Arrays:
     """Read one client's .npz file; its test split depends on its name and the seed."""
     if not path.is_file():
         raise DataError(f"There is no file '{path}'; a client's data must be an .npz file.")
     try:
-        return _read_npz(path, test, (seed, crc32(name.encode())))
+        return _read_npz(path, test, (seed, crc32(name.encode())), survival)
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}.") from error
 
@@ -103,7 +106,7 @@ def _list_clients(folder: Path, test: float, seed: int) -> ClientFolder:
     return ClientFolder(files, size, tuple(classes), test, seed)
 
 
-def _read_npz(path: Path, test: float, seed: tuple[int, int]) -> Arrays:
+def _read_npz(path: Path, test: float, seed: tuple[int, int], survival: bool) -> Arrays:
     arrays, found = read_npz(path, (*_NAMES, "x", "y"))
     for name, labels in arrays.items():
         if name.startswith("y"):
@@ -115,7 +118,7 @@ def _read_npz(path: Path, test: float, seed: tuple[int, int]) -> Arrays:
         x, y = arrays["x"], arrays["y"]
         if not x.ndim or not y.ndim or len(x) != len(y):
             raise DataError(f"Client {path.stem}'s x {x.shape} and y {y.shape} must have one row per sample.")
-        return _hold_out(x, y, test, seed)
+        return _hold_out(x, y, test, seed, strata_of(torch.from_numpy(y), survival=True) if survival else None)
     required = "x_train, y_train, x_test, and y_test, or x and y"
     raise DataError(f"'{path.name}' must contain {required}; it contains {reprlib.repr(found)}.")
 
@@ -126,8 +129,8 @@ def _check_labels(labels: Array, client: str) -> None:
         raise DataError(f"Client {client} has the label {labels.max()}; {hint}.")
 
 
-def _hold_out(x: Array, y: Array, test: float, seed: tuple[int, int]) -> Arrays:
-    kept, held = hold_out(y, np.arange(len(y)), test, seed)
+def _hold_out(x: Array, y: Array, test: float, seed: tuple[int, int], strata: Array | None = None) -> Arrays:
+    kept, held = hold_out(y if strata is None else strata, np.arange(len(y)), test, seed)
     return x[kept], y[kept], x[held], y[held]
 
 

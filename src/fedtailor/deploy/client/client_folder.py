@@ -92,7 +92,7 @@ class ClientFolder:
             raise DeployError(
                 f"The samples in '{self.data}' have shape {fed.shape}, but this federation requires {inputs.shape}."
             )
-        if (fed.classes is None) != (inputs.classes == 0):
+        if fed.task != inputs.task:
             raise DeployError(
                 f"The targets in '{self.data}' do not match this federation; see inputs.classes in its settings."
             )
@@ -102,8 +102,9 @@ class ClientFolder:
         """Read a .npz file, or map a file of `Federation.save` with one client, for data larger than memory."""
         inputs, classes = self.deployment.inputs, self.deployment.inputs.classes or None
         if self.data.suffix == ".npz" or not self.data.is_file():
-            arrays = read_client(self.data, self.name, test=inputs.test, seed=self.deployment.seed)
-            extra: dict[str, Any] = {"classes": classes, "regression": classes is None}
+            options: dict[str, Any] = {"test": inputs.test, "survival": inputs.survival}
+            arrays = read_client(self.data, self.name, seed=self.deployment.seed, **options)
+            extra: dict[str, Any] = {"classes": classes, "regression": classes is None, "survival": inputs.survival}
             return Federation.from_arrays([arrays], names=[self.name], mean=inputs.mean, std=inputs.std, **extra)
         fed = Federation.from_file(self.data)
         if fed.num_clients != 1:
@@ -152,7 +153,7 @@ class ClientFolder:
     def split_training_data(self, index: int) -> tuple[Tensor, Tensor]:
         """Split the training samples into training and validation samples, as a simulation does."""
         samples, seed = self.fed.train[0], self.deployment.seed
-        train, validation = hold_out(self.fed.y.numpy(), samples.numpy(), self.deployment.validation, (seed, index))
+        train, validation = hold_out(self.fed.strata, samples.numpy(), self.deployment.validation, (seed, index))
         return torch.from_numpy(train), torch.from_numpy(validation)
 
     @property

@@ -92,6 +92,7 @@ def aligned_loss(ctx: ClientContext, params: Params, batch: Batch, targets: Rows
     The alignment is the mean of (z − c_y)² over batch and dimensions, for classes y with a prototype c_y.
     """
     features = ctx.model.features(params, batch.x)
-    loss = batch.mean(ctx.model.loss(ctx.model.head_output(params, features), batch.y))
+    outputs = ctx.model.head_output(params, features)
+    loss = batch.mean(ctx.model.losses(outputs, batch.y, batch.weight))
     centers, present = pick_rows(targets, batch.y)
     return loss + lam * batch.mean(present * (features - centers).square().mean(1))
