@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtailor.core.memory_limits import check_memory
 from fedtailor.core.model import Inputs
 from fedtailor.data.federation import Federation
+from fedtailor.data.tables.table_format import TableFormat
 from fedtailor.errors import DataError
 
 SINGLE_INPUT = ""  # name of the part if inputs have a single part
@@ -32,6 +33,7 @@ class InputSpec:
     std: tuple[float, ...] | None = None  # per channel or pixel, divided by
     class_names: tuple[str, ...] | None = None  # if the labels were text
     dtype_is_assumed: bool = False  # a deployed client's folder does not contain the dtype
+    table: TableFormat | None = None  # how samples are computed from the rows of a table
 
     def __post_init__(self) -> None:
         shapes = [shape for _, shape in self.parts.values()]
@@ -59,7 +61,7 @@ class InputSpec:
         """
         parts = fed.x if isinstance(fed.x, dict) else {SINGLE_INPUT: fed.x}
         kinds = {name: (str(part.dtype).removeprefix("torch."), tuple(part.shape[1:])) for name, part in parts.items()}
-        return cls(kinds, fed.classes, max(1, fed.y[:1].numel()), fed.mean, fed.std, fed.class_names)
+        return cls(kinds, fed.classes, max(1, fed.y[:1].numel()), fed.mean, fed.std, fed.class_names, table=fed.table)
 
     def to_json(self) -> dict[str, Any]:
         """Return the specification as plain JSON values.

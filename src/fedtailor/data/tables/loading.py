@@ -1,0 +1,185 @@
+"""Tables of several sites as the fields of a federation."""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtailor.core.untrusted_input import parse_json, read_text
+from fedtailor.data.formats.folder_entries import list_entries
+from fedtailor.data.splits.class_fractions import Indices
+from fedtailor.data.tables.agreement import agree
+from fedtailor.data.tables.columns import read_columns
+from fedtailor.data.tables.reading import SUFFIXES, RawTable, from_frame, read_table
+from fedtailor.data.tables.schema import Schema, row_numbers, target_numbers
+from fedtailor.data.tables.settings import SiteSettings, TableSettings
+from fedtailor.data.tables.site import Site, open_site
+from fedtailor.data.tables.summary import SiteSummary, summarize
+from fedtailor.data.tables.table_format import Array, Statistics, TableFormat
+from fedtailor.errors import ConfigError, DataError, unknown_name
+
+log = logging.getLogger("fedtailor")
+_MAX_JSON = 2**24  # bytes of a summary or a schema
+
+
+def make_settings(**values: Any) -> TableSettings:
+    """Return the settings of tables; raise `ConfigError` for an unknown one.
+
+    >>> make_settings(target="outcome", fit="sites")
+    Traceback (most recent call last):
+    fedtailor.errors.ConfigError: data.fit must be 'federation' or 'site', got 'sites'.
+    """
+    known = [field.name for field in fields(TableSettings)]
+    for name in values:
+        if name not in known:
+            raise unknown_name("setting of tables", name, known)
+    return TableSettings(**values)
+
+
+def read_sites(source: Mapping[str, Any] | str | Path, client: str | None) -> dict[str, RawTable]:
+    """Return the table of each client: one file each, the files of a folder, or the rows of one file by a column."""
+    if isinstance(source, Mapping):
+        if not source:
+            raise DataError("from_tables needs at least one file.")
+        return {str(name): read_table(Path(file).expanduser()) for name, file in source.items()}
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if client is not None:
+            raise ConfigError("data.client names a column of one file; in a folder, each file is a client.")
+        files = list_entries(path, "*", lambda entry: entry.is_file() and entry.suffix.lower() in SUFFIXES, path)
+        if not files:
+            raise DataError(f"'{path}' must contain one .csv or .parquet file per client.")
+        return {file.stem: table for file, table in zip(files, map(read_table, files), strict=True)}
+    if client is None:
+        raise ConfigError(f"'{path}' is one file; set client to the column that names the client of each row.")
+    return split_by_client(read_table(path), client)
+
+
+def describe_source(source: Mapping[str, Any] | str | Path, client: str | None) -> dict[str, Any]:
+    """Return where tables were read from, as settings of the data set `tables`.
+
+    >>> describe_source({"a": Path("a.csv")}, None)
+    {'files': {'a': 'a.csv'}}
+    """
+    if isinstance(source, Mapping):
+        return {"files": {str(name): str(file) for name, file in source.items()}}
+    return {"folder" if Path(source).expanduser().is_dir() else "file": str(source), "client": client}
+
+
+def split_by_client(raw: RawTable, client: str) -> dict[str, RawTable]:
+    """Return the rows of each client, without the column that names it."""
+    if client not in raw.frame.columns:
+        raise DataError(str(unknown_name(f"column in {raw.source}", client, list(raw.frame.columns))))
+    column = read_columns(raw, SiteSettings(categories=(client,)), [client])[client]
+    if column.missing.any():
+        row = raw.rows[int(np.flatnonzero(column.missing)[0])]
+        raise DataError(f"Row {row} of {raw.source} has no client in the column '{client}'; fill it in.")
+    rest = RawTable(raw.source, raw.frame.drop(columns=client), raw.rows, raw.delimiter)
+    order = sorted(range(len(column.texts)), key=lambda code: column.texts[code])
+    return {
+        column.texts[code]: rest.take(np.flatnonzero(column.codes == code), f"{raw.source} ({column.texts[code]})")
+        for code in order
+    }
+
+
+def load_tables(tables: Mapping[str, RawTable], settings: TableSettings, seed: int) -> dict[str, Any]:
+    """Return the fields of a federation: sites summarize their training rows, agree, and encode their rows."""
+    if not settings.targets or not all(settings.targets):
+        raise ConfigError("Tables need a target, the name of the column to predict.")
+    sites = [open_site(name, raw, settings, seed) for name, raw in tables.items()]
+    schema, conflicts = agree([summarize(site, settings, seed) for site in sites], settings)
+    for conflict in conflicts:
+        log.warning("%s.", conflict)
+    return join_sites(sites, schema)
+
+
+def join_sites(sites: Sequence[Site], schema: Schema) -> dict[str, Any]:
+    """Return the fields of a federation of sites that use a schema."""
+    statistics = dict[str, Statistics]()
+    for site in sites:
+        statistics |= schema.fit_site(site)
+    table = schema.table_format(statistics)
+    encoded = [encode_site(site, schema, table) for site in sites]
+    starts = np.cumsum([0, *(len(y) for _, y, _, _ in encoded)])
+    return {
+        "x": np.concatenate([x for x, _, _, _ in encoded]),
+        "y": np.concatenate([y for _, y, _, _ in encoded]),
+        "train": [train + start for (_, _, train, _), start in zip(encoded, starts, strict=False)],
+        "test": [test + start for (_, _, _, test), start in zip(encoded, starts, strict=False)],
+        "names": tuple(site.name for site in sites),
+        "classes": None if schema.classes is None else len(schema.classes),
+        "class_names": schema.classes,
+        "table": table,
+    }
+
+
+def encode_site(site: Site, schema: Schema, table: TableFormat) -> tuple[Array, Array, Indices, Indices]:
+    """Return features, targets, and the positions of training and test rows; rows of an unknown class are left out."""
+    x = table.encode(row_numbers(site.columns, table.columns, site.raw), site.name)
+    y = target_numbers(schema, site)
+    if schema.classes is None or bool((y >= 0).all()):
+        return x, y, site.train, site.test
+    known = y >= 0
+    text = "%s: %d rows have a class that no site reports, because it is rare, and are left out; see min_count."
+    log.warning(text, site.raw.source, int((~known).sum()))
+    position = np.cumsum(known) - 1
+    train, test = (position[part[known[part]]] for part in (site.train, site.test))
+    return x[known], y[known], train, test
+
+
+def load_frame(frame: Any, client: str, settings: TableSettings, seed: int) -> dict[str, Any]:
+    """Return the fields of a federation from a data frame with a column of clients."""
+    return load_tables(split_by_client(from_frame(frame, "The data frame"), client), settings, seed)
+
+
+def load_site(file: Path, name: str, schema: Schema, **own: Any) -> dict[str, Any]:
+    """Return the fields of a federation of one site that uses an agreed schema; `own` are its settings of reading."""
+    site = open_site(name, read_table(file), schema.site_settings(**own), schema.seed)
+    return join_sites([site], schema)
+
+
+def read_rows(path: Path, table: TableFormat) -> Array:
+    """Return the rows of a file in the format of a model: one number per column, NaN where a value is missing."""
+    raw = read_table(path)
+    kinds = {column.name: column.kind for column in table.columns}
+    lacking = [name for name in kinds if name not in raw.frame.columns]
+    if lacking:
+        names = ", ".join(f"'{name}'" for name in lacking[:5]) + (", ..." if len(lacking) > 5 else "")
+        fix = "add it, with empty cells if the values are unknown"
+        raise DataError(f"{raw.source} lacks the column{'s' * (len(lacking) > 1)} {names} of the model's table; {fix}.")
+    columns = read_columns(raw, SiteSettings(missing=table.missing), list(kinds), kinds)
+    for column in table.columns:
+        if column.kind == "category":
+            unknown = {t: n for t, n in columns[column.name].counts().items() if t not in column.categories}
+            if unknown:
+                text = "%s: %d rows have a category in the column '%s' that the model does not know, such as '%s'."
+                log.warning(text, raw.source, sum(unknown.values()), column.name, next(iter(unknown)))
+    return row_numbers(columns, table.columns, raw)
+
+
+def read_summary(path: Path) -> SiteSummary:
+    """Return the summary in a JSON file."""
+    return SiteSummary.from_json(_read_json(path, "The summary"), f"'{path}'")
+
+
+def read_schema(path: Path) -> Schema:
+    """Return the schema in a JSON file."""
+    return Schema.from_json(_read_json(path, "The schema"), f"'{path}'")
+
+
+def _read_json(path: Path, what: str) -> dict[str, Any]:
+    try:
+        return dict(parse_json(read_text(path, what, _MAX_JSON)))
+    except (ValueError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise DataError(f"'{path}' is not a JSON file.") from error
+
+
+def to_json(found: SiteSummary | Schema) -> str:
+    """Return a summary or a schema as the text of a file that people can read."""
+    return json.dumps(found.to_json(), indent=1, ensure_ascii=False) + "\n"

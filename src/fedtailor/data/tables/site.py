@@ -1,0 +1,132 @@
+"""A site's table: rows with a target, split into training and test rows by the site alone."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtailor.data.splits.class_fractions import Indices
+from fedtailor.data.splits.partition import hold_out
+from fedtailor.data.tables.columns import CATEGORY, NUMBER, Column, read_columns
+from fedtailor.data.tables.reading import RawTable
+from fedtailor.data.tables.settings import SiteSettings
+from fedtailor.errors import DataError, unknown_name
+
+log = logging.getLogger("fedtailor")
+_PARTS = {"train": False, "training": False, "test": True, "testing": True}
+_MIN_ROWS = 20  # with fewer rows, distinct values are no evidence that a column identifies rows
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """The rows of a site that have a target."""
+
+    name: str
+    raw: RawTable  # only these rows
+    columns: dict[str, Column]  # inputs
+    targets: dict[str, Column]
+    train: Indices
+    test: Indices
+
+    @property
+    def rows(self) -> int:
+        return len(self.raw.rows)
+
+
+def open_site(name: str, raw: RawTable, settings: SiteSettings, seed: int) -> Site:
+    """Read the columns of a site's table and split its rows; warn of what looks wrong.
+
+    The split depends on the site's name, its rows, and the seed only, so that the site can make it alone.
+    """
+    names = list(raw.frame.columns)
+    for column in (*settings.targets, *([settings.test] if isinstance(settings.test, str) else [])):
+        if column not in names:
+            hint = unknown_name(f"column in {raw.source}", column, names)
+            raise DataError(f"{hint} Each site needs the target." if column in settings.targets else str(hint))
+    columns = read_columns(raw, settings)
+    kept = _rows_with_target(raw, columns, settings)
+    raw, columns = raw.take(kept), {name: column.take(kept) for name, column in columns.items()}
+    targets = {target: columns.pop(target) for target in settings.targets}
+    is_test = _read_parts(raw, columns.pop(settings.test)) if isinstance(settings.test, str) else None
+    if is_test is None:
+        labels = _strata(targets, settings)
+        train, test = hold_out(labels, np.arange(len(labels)), float(settings.test), (seed, crc32(name.encode())))
+    else:
+        train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
+    if not len(train):
+        raise DataError(f"{raw.source} has no training rows; a site needs some.")
+    site = Site(name, raw, columns, targets, train, test)
+    _warn_of_duplicates(site)
+    _warn_of_identifiers(site)
+    return site
+
+
+def _rows_with_target(raw: RawTable, columns: dict[str, Column], settings: SiteSettings) -> Indices:
+    for target in settings.targets:
+        if target not in columns:
+            raise DataError(f"The target '{target}' is also in ignore; remove it there.")
+    present = ~np.any([columns[target].missing for target in settings.targets], axis=0)
+    dropped = int((~present).sum())
+    if dropped == len(present):
+        raise DataError(f"{raw.source} has no row with a value in the target '{settings.targets[0]}'.")
+    if dropped:
+        log.warning("%s: %d of %d rows have no target and are left out.", raw.source, dropped, len(present))
+    return np.flatnonzero(present)
+
+
+def _read_parts(raw: RawTable, column: Column) -> NDArray[np.bool_]:
+    parts = [_PARTS.get(text.lower()) for text in column.texts]
+    wrong = [row for row, code in enumerate(column.codes) if code < 0 or parts[code] is None]
+    if wrong:
+        raise DataError(f"Row {raw.rows[wrong[0]]} of {raw.source} must have train or test in the column of data.test.")
+    return np.array([bool(parts[code]) for code in column.codes])
+
+
+def _strata(targets: dict[str, Column], settings: SiteSettings) -> NDArray[Any]:
+    """Return the classes of the rows; floats, which are not stratified, if the target is no class."""
+    column = next(iter(targets.values()))
+    is_class = column.numbers is None or column.are_integers
+    if len(targets) > 1 or settings.regression or not is_class:
+        return np.zeros(len(column.codes))
+    order = sorted_labels(column.texts)
+    return np.array([order.index(text) for text in column.texts])[column.codes]
+
+
+def sorted_labels(labels: Sequence[str]) -> list[str]:
+    """Return the names of classes in the order of their numbers: numeric if all are integers, else alphabetical.
+
+    >>> sorted_labels(["10", "9"]), sorted_labels(["b", "a10", "a9"])
+    (['9', '10'], ['a10', 'a9', 'b'])
+    """
+    are_integers = all(label.lstrip("-").isdigit() for label in labels)
+    return sorted(labels, key=int) if are_integers else sorted(labels)
+
+
+def _warn_of_duplicates(site: Site) -> None:
+    """Warn of equal rows; one in both training and test data makes the test too easy."""
+    codes = np.stack([column.codes for column in (*site.columns.values(), *site.targets.values())], 1)
+    _, group, sizes = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
+    duplicates = int((sizes - 1).sum())
+    if not duplicates:
+        return
+    leaked = len(np.intersect1d(group[site.train], group[site.test]))
+    leak = f"; {leaked} of them are in both the training and the test data, which makes the test too easy"
+    log.warning(
+        "%s: %d rows repeat other rows%s. Remove them if they are no separate samples.",
+        site.raw.source, duplicates, leak if leaked else "",
+    )  # fmt: skip
+
+
+def _warn_of_identifiers(site: Site) -> None:
+    for name, column in site.columns.items():
+        present = int((~column.missing).sum())
+        is_code = column.kinds == (CATEGORY,) or (NUMBER in column.kinds and column.are_integers)
+        if present >= _MIN_ROWS and len(column.counts()) == present and is_code:
+            log.warning(
+                "%s: every row has another value in the column '%s'; if it identifies rows, add it to ignore.",
+                site.raw.source, name,
+            )  # fmt: skip
