@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite, prod
 from typing import Any
 
@@ -34,6 +34,7 @@ class InputSpec:
     class_names: tuple[str, ...] | None = None  # if the labels were text
     dtype_is_assumed: bool = False  # a deployed client's folder does not contain the dtype
     table: TableFormat | None = None  # how samples are computed from the rows of a table
+    takes_rows: bool = False  # the model takes rows of the table, as an exported graph does, and encodes them itself
 
     def __post_init__(self) -> None:
         shapes = [shape for _, shape in self.parts.values()]
@@ -47,9 +48,28 @@ class InputSpec:
             and all(isfinite(value) for value in statistics)
             and (self.class_names is None or len(self.class_names) == self.classes)
             and all(len(name) <= _MAX_NAME for name in self.class_names or ())
+            and self._fits_table()
         )
         if not valid:
             raise DataError("The input specification of a model is invalid: check its shapes, classes, and dtypes.")
+
+    def _fits_table(self) -> bool:
+        if self.table is None:
+            return not self.takes_rows
+        return self.shape == (len(self.table.columns if self.takes_rows else self.table.features),)
+
+    @property
+    def rows(self) -> "InputSpec":
+        """The format of the rows of the table, one number per column, instead of their features."""
+        assert self.table is not None
+        return replace(self, parts={SINGLE_INPUT: ("float64", (len(self.table.columns),))}, takes_rows=True)
+
+    @property
+    def features(self) -> "InputSpec":
+        """The format of the samples that the network takes."""
+        if not self.takes_rows or self.table is None:
+            return self
+        return replace(self, parts={SINGLE_INPUT: ("float32", (len(self.table.features),))}, takes_rows=False)
 
     @classmethod
     def from_federation(cls, fed: Federation) -> "InputSpec":

@@ -60,7 +60,7 @@ class TablesData(TableSettings, Data):
 
     folder: Annotated[str | None, "folder with one file per client; the client has the file's name"] = None
     file: Annotated[str | None, "one file with the rows of all clients, instead of a folder"] = None
-    files: Annotated[dict[str, str] | None, "the file of each client, instead of a folder: --data.files.NAME"] = None
+    files: Annotated[dict[str, str] | None, "the file of each client as JSON, instead of a folder"] = None
     client: Annotated[str | None, "column of data.file that names the client of each row"] = None
 
     def __post_init__(self) -> None:

@@ -117,7 +117,7 @@ def model_info(
         moment=moment,
         method=settings["method"],
         network=_network_of(settings["network"], info, client),
-        inputs=inputs or _inputs_of_run(settings["data"], info),
+        inputs=_inputs_of_client(inputs or _inputs_of_run(settings["data"], info), info, client),
         dtype=str(settings.get("dtype")),
     )
 
@@ -140,6 +140,13 @@ def _inputs_of_run(data: Mapping[str, Any], info: Mapping[str, Any]) -> InputSpe
     if data["name"] not in DATASETS:
         raise RunError("The run did not record its input format; pass its data: ft.load_personal(path, fed=...).")
     return InputSpec.from_federation(build_named("data", data, DATASETS, None).load())
+
+
+def _inputs_of_client(inputs: InputSpec, info: Mapping[str, Any], client: int) -> InputSpec:
+    """Return the input format with the statistics of a client's own table, if each site fitted its own."""
+    if inputs.table is None:
+        return inputs
+    return replace(inputs, table=inputs.table.of_site(str(all_clients(info)[client]["name"])))
 
 
 def _parse_input_spec(values: Mapping[str, Any]) -> InputSpec:

@@ -1,4 +1,4 @@
-"""Predicts samples from a file with a personal model: .npz, .npy, an image, or a folder of images."""
+"""Predicts samples from a file with a personal model: .csv, .parquet, .npz, .npy, an image, or a folder of images."""
 
 import csv
 import io
@@ -20,6 +20,8 @@ from fedtailor.data.formats.folder_entries import list_entries
 from fedtailor.data.formats.image_files import is_image, read_image, read_image_size
 from fedtailor.data.formats.npz import read_npz
 from fedtailor.data.input_spec import SINGLE_INPUT, InputSpec
+from fedtailor.data.tables.loading import read_rows
+from fedtailor.data.tables.reading import SUFFIXES as TABLE_SUFFIXES
 from fedtailor.errors import ConfigError
 from fedtailor.export.model_source import ModelInfo
 from fedtailor.networks import NETWORKS
@@ -128,6 +130,10 @@ def read_samples(path: Path, input_spec: InputSpec) -> tuple[list[str], Inputs]:
     """
     if not path.exists():
         raise ConfigError(f"There is no file or folder '{path}'.")
+    if input_spec.table is not None and path.suffix.lower() in TABLE_SUFFIXES:
+        rows = read_rows(path, input_spec.table)
+        x = torch.from_numpy(rows if input_spec.takes_rows else input_spec.table.encode(rows))
+        return [str(number) for number in range(len(rows))], x
     try:
         if path.is_dir() or is_image(path):
             names, arrays = _read_images(path, input_spec)
