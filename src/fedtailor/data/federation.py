@@ -319,8 +319,9 @@ class Federation:
         cls,
         files: Mapping[str, str | Path] | str | Path,
         *,
-        target: str | Sequence[str],
+        target: str | Sequence[str] = "",
         client: str | None = None,
+        schema: str | Path | None = None,
         test: float | str = 0.25,
         fit: str = "federation",
         ignore: Sequence[str] = (),
@@ -334,7 +335,8 @@ class Federation:
         that belong together, such as ["event", "time"]. `test` is a fraction, or a column with "train" or "test".
         Imputation and standardization are fitted on the training rows of all sites, from their sums, or with
         `fit="site"` of each site alone; `fed.table` contains them. `ignore` names columns that are not used. More
-        options: the fields of `fedtailor.data.tables.settings.TableSettings`.
+        options: the fields of `fedtailor.data.tables.settings.TableSettings`. With `schema`, the file on which the
+        sites agreed before, it sets the target, the split, and the features.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -348,8 +350,8 @@ class Federation:
         from fedtailor.data.tables.loading import describe_source, load_tables, make_settings, read_sites
 
         settings = make_settings(target=target, test=test, fit=fit, ignore=ignore, **options)
-        found = load_tables(read_sites(files, client), settings, seed)
-        source = describe_source(files, client)
+        found = load_tables(read_sites(files, client), settings, seed, schema)
+        source = describe_source(files, client, schema)
         return cls._from_table(found, {"name": "tables", **source, **vars(settings), "seed": seed})
 
     @classmethod

@@ -62,6 +62,7 @@ class TablesData(TableSettings, Data):
     file: Annotated[str | None, "one file with the rows of all clients, instead of a folder"] = None
     files: Annotated[dict[str, str] | None, "the file of each client as JSON, instead of a folder"] = None
     client: Annotated[str | None, "column of data.file that names the client of each row"] = None
+    schema: Annotated[str | None, "file on which the sites agreed (fedtailor tables agree); default: agree now"] = None
 
     def __post_init__(self) -> None:
         TableSettings.__post_init__(self)
@@ -72,7 +73,7 @@ class TablesData(TableSettings, Data):
         if len(given) != 1:
             raise ConfigError("The data set 'tables' needs one of data.folder, data.file, and data.files.")
         settings = {f.name: getattr(self, f.name) for f in fields(TableSettings)}
-        return Federation.from_tables(given[0], client=self.client, seed=self.seed or 0, **settings)
+        return Federation.from_tables(given[0], client=self.client, schema=self.schema, seed=self.seed or 0, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)

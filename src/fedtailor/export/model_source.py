@@ -172,7 +172,7 @@ def _only_run(client_folder: Path) -> Path:
 def _from_client_folder(
     client_folder: Path, run: Path, moment: str, inputs: InputSpec | None
 ) -> tuple[ModelInfo, Params]:
-    from fedtailor.experiments.deployment import read_deployment, with_client_network  # do not need Flower
+    from fedtailor.experiments.deployment import TABLE_FILE, read_deployment, with_client_network  # do not need Flower
 
     settings = client_folder / "client.json"
     own = dict(parse_json(read_text(settings, "The client's settings", 2**16))) if settings.is_file() else {}
@@ -183,6 +183,9 @@ def _from_client_folder(
         {SINGLE_INPUT: (dtype, tuple(spec.shape))}, spec.classes or None, spec.targets, spec.mean, spec.std,
         dtype_is_assumed=not deployment.takes_tokens,
     )  # fmt: skip
+    if (client_folder / TABLE_FILE).is_file():
+        table = dict(parse_json(read_text(client_folder / TABLE_FILE, "The client's table", 2**24)))
+        inputs = _parse_input_spec({**inputs.to_json(), **table})
     path = run / "models" / f"{moment}.safetensors"
     if not path.is_file():
         raise RunError(f"The client folder '{client_folder}' has no '{moment}' model of the run {run.name} yet.")

@@ -12,9 +12,7 @@ import fedtailor as ft
 from conftest import error_message
 from fedtailor.data.tables.agreement import agree
 from fedtailor.data.tables.loading import (
-    load_site,
     make_settings,
-    read_schema,
     read_sites,
     read_summary,
     to_json,
@@ -132,11 +130,10 @@ def test_sites_that_agree_by_files_have_bit_identical_inputs(tmp_path: Path, fit
     summaries = [read_summary(tmp_path / f"{name}.json") for name in ("c", "a", "b")]
     (tmp_path / "schema.json").write_text(to_json(agree(summaries, settings)[0]))
     for client, (name, file) in enumerate(files.items()):  # each site encodes its own file
-        found = load_site(file, name, read_schema(tmp_path / "schema.json"))
+        alone = ft.Federation.from_tables({name: file}, schema=tmp_path / "schema.json")
         for split in ("train", "test"):
-            own, alone = getattr(fed, split)[client], found[split][0]
-            assert torch.equal(fed.x[own], torch.from_numpy(found["x"][alone]))
-            assert torch.equal(fed.y[own], torch.from_numpy(found["y"][alone]))
+            own, found = getattr(fed, split)[client], getattr(alone, split)[0]
+            assert torch.equal(fed.x[own], alone.x[found]) and torch.equal(fed.y[own], alone.y[found])
 
 
 def test_summary_contains_no_row_and_no_rare_category(tmp_path: Path) -> None:

@@ -59,15 +59,18 @@ def read_sites(source: Mapping[str, Any] | str | Path, client: str | None) -> di
     return split_by_client(read_table(path), client)
 
 
-def describe_source(source: Mapping[str, Any] | str | Path, client: str | None) -> dict[str, Any]:
+def describe_source(
+    source: Mapping[str, Any] | str | Path, client: str | None, schema: str | Path | None
+) -> dict[str, Any]:
     """Return where tables were read from, as settings of the data set `tables`.
 
-    >>> describe_source({"a": Path("a.csv")}, None)
-    {'files': {'a': 'a.csv'}}
+    >>> describe_source({"a": Path("a.csv")}, None, None)
+    {'files': {'a': 'a.csv'}, 'client': None, 'schema': None}
     """
+    rest = {"client": client, "schema": None if schema is None else str(schema)}
     if isinstance(source, Mapping):
-        return {"files": {str(name): str(file) for name, file in source.items()}}
-    return {"folder" if Path(source).expanduser().is_dir() else "file": str(source), "client": client}
+        return {"files": {str(name): str(file) for name, file in source.items()}, **rest}
+    return {"folder" if Path(source).expanduser().is_dir() else "file": str(source), **rest}
 
 
 def split_by_client(raw: RawTable, client: str) -> dict[str, RawTable]:
@@ -86,15 +89,24 @@ def split_by_client(raw: RawTable, client: str) -> dict[str, RawTable]:
     }
 
 
-def load_tables(tables: Mapping[str, RawTable], settings: TableSettings, seed: int) -> dict[str, Any]:
-    """Return the fields of a federation: sites summarize their training rows, agree, and encode their rows."""
+def load_tables(
+    tables: Mapping[str, RawTable], settings: TableSettings, seed: int, schema: str | Path | None = None
+) -> dict[str, Any]:
+    """Return the fields of a federation: sites summarize their training rows, agree, and encode their rows.
+
+    With a schema on which the sites agreed before, they only encode their rows.
+    """
+    if schema is not None:
+        agreed = read_schema(Path(schema).expanduser())
+        own = agreed.site_settings(decimal=settings.decimal, date_format=settings.date_format)
+        return join_sites([open_site(name, raw, own, agreed.seed) for name, raw in tables.items()], agreed)
     if not settings.targets or not all(settings.targets):
         raise ConfigError("Tables need a target, the name of the column to predict.")
     sites = [open_site(name, raw, settings, seed) for name, raw in tables.items()]
-    schema, conflicts = agree([summarize(site, settings, seed) for site in sites], settings)
+    agreed, conflicts = agree([summarize(site, settings, seed) for site in sites], settings)
     for conflict in conflicts:
         log.warning("%s.", conflict)
-    return join_sites(sites, schema)
+    return join_sites(sites, agreed)
 
 
 def join_sites(sites: Sequence[Site], schema: Schema) -> dict[str, Any]:
@@ -134,12 +146,6 @@ def encode_site(site: Site, schema: Schema, table: TableFormat) -> tuple[Array, 
 def load_frame(frame: Any, client: str, settings: TableSettings, seed: int) -> dict[str, Any]:
     """Return the fields of a federation from a data frame with a column of clients."""
     return load_tables(split_by_client(from_frame(frame, "The data frame"), client), settings, seed)
-
-
-def load_site(file: Path, name: str, schema: Schema, **own: Any) -> dict[str, Any]:
-    """Return the fields of a federation of one site that uses an agreed schema; `own` are its settings of reading."""
-    site = open_site(name, read_table(file), schema.site_settings(**own), schema.seed)
-    return join_sites([site], schema)
 
 
 def read_rows(path: Path, table: TableFormat) -> Array:

@@ -107,10 +107,15 @@ def _read_csv(path: Path) -> RawTable:
     header = next(_records(text, delimiter, source), [])
     if not rows:
         return RawTable(source, pd.DataFrame(columns=header), ())
-    frame = pd.read_csv(
-        io.StringIO(text), sep=delimiter, dtype=str, header=0, names=range(len(header)), index_col=False,
-        keep_default_na=False, na_filter=False, skip_blank_lines=False, skipinitialspace=True,
-    )  # fmt: skip
+    try:
+        frame = pd.read_csv(
+            io.StringIO(text), sep=delimiter, dtype=str, header=0, names=range(len(header)), index_col=False,
+            keep_default_na=False, na_filter=False, skip_blank_lines=False, skipinitialspace=True,
+        )  # fmt: skip
+    except pd.errors.ParserError as error:  # rows have the right lengths, so the end of a text is missing
+        raise DataError(
+            f"{source} cannot be read: {reason(error)}; close the quote that is open at its end."
+        ) from error
     return RawTable(source, frame.set_axis(header, axis=1), range(2, len(frame) + 2), delimiter)
 
 
@@ -147,11 +152,11 @@ def _records(text: str, delimiter: str, source: str) -> Iterator[list[str]]:
     previous = csv.field_size_limit(_MAX_CELL)
     row = 0
     try:
-        for cells in csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True):
+        for cells in csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True):
             row += 1
             yield cells
     except csv.Error as error:
-        raise DataError(f"Row {row + 1} of {source} cannot be read: {reason(error)}; is a quote not closed?") from error
+        raise DataError(f"Row {row + 1} of {source} cannot be read: {reason(error)}; correct it.") from error
     finally:
         csv.field_size_limit(previous)
 

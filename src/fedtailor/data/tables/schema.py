@@ -52,7 +52,8 @@ class Schema:
     def to_json(self) -> dict[str, Any]:
         """Return the schema as plain values, without those that are empty."""
         columns = {
-            n: {k: v for k, v in asdict(c).items() if v not in (None, (), False)} for n, c in self.columns.items()
+            n: {k: v for k, v in asdict(c).items() if v not in (None, ()) and v is not False}
+            for n, c in self.columns.items()
         }
         return {"format": FORMAT, **asdict(replace(self, columns={})), "columns": columns}
 
