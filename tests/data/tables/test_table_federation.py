@@ -1,7 +1,9 @@
 """Tables as federations: statistics of the pooled training rows, features by hand, conflicts, and messy files."""
 
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +15,7 @@ from conftest import error_message
 from fedtailor.data.tables.agreement import agree
 from fedtailor.data.tables.loading import (
     make_settings,
+    read_schema,
     read_sites,
     read_summary,
     to_json,
@@ -284,3 +287,43 @@ def test_duplicates_identifiers_and_empty_columns_are_reported(caplog: pytest.Lo
     assert "(site-1): 40 rows repeat other rows; " in text and "both the training and the test data" in text
     assert "All sites, column 'empty': it has no values" in text
     assert "All sites, column 'same': it has the same value in all rows" in text
+
+
+@pytest.mark.parametrize("kind", ["summary", "schema"])
+def test_damaged_summary_or_schema_is_rejected(kind: str, tmp_path: Path) -> None:
+    settings = make_settings(target="outcome")
+    raw = read_sites(write(tmp_path, a=patients(40)), None)["a"]
+    summary = summarize(open_site("a", raw, settings, 0), settings, 0)
+    valid = json.loads(to_json(summary if kind == "summary" else agree([summary], settings)[0]))
+    read = read_summary if kind == "summary" else read_schema
+    path = tmp_path / "file.json"
+
+    def damage(values: dict[str, Any], name: str, value: object) -> str:
+        path.write_text(json.dumps({**values, name: value}))
+        return error_message(lambda: read(path))
+
+    for name in valid:
+        for value in (None, 7, "x", [1], {"age": 3}):
+            if name not in ("classes", "words", "standardize", "seed", "rows", "site", "sites", "targets"):
+                assert "is not" in damage(valid, name, value) or "must be" in damage(valid, name, value)
+    column = valid["columns"]["age"]
+    parts: dict[str, list[dict[str, Any]]] = {
+        "schema": [{"kind": "blob"}, {"std": 0}, {"mean": None}, {"fill": "x"}, {"categories": [1]}, {"more": 1}],
+        "summary": [{"kinds": []}, {"moments": {"count": 3, "sum": "nan", "squares": 1}}, {"categories": {"a": "x"}}],
+    }
+    for part in parts[kind]:
+        assert "is not" in damage(valid, "columns", {"age": {**column, **part}})
+    path.write_text("[")
+    assert "is not a JSON file" in error_message(lambda: read(path))
+
+
+def test_survival_split_is_stratified_by_event() -> None:
+    frame = patients(80, site="a", event=[1] * 8 + [0] * 72, time=np.arange(80) + 0.5)
+    fed = ft.Federation.from_dataframe(frame, client="site", target=["event", "time"])
+    assert fed.y[fed.test[0]][:, 0].sum() == 2
+
+
+def test_cells_with_line_breaks_are_categories_that_can_be_stored(tmp_path: Path) -> None:
+    frame = patients(40, note=["two\nlines", "one\tline"] * 20)
+    fed = ft.Federation.from_tables(write(tmp_path, a=frame), target="outcome")
+    assert fed.table is not None and fed.table.columns[-1].categories == ("one line", "two lines")

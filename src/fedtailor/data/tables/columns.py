@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.core.untrusted_input import sanitize
 from fedtailor.data.tables.cells import (
     Numbers,
     days_since_1970,
@@ -76,7 +77,7 @@ def read_columns(
     decimal = _file_decimal(numbers)
     for name, (codes, values) in texts.items():
         if name in as_text:
-            found[name] = Column(codes, tuple(values), (CATEGORY,))
+            found[name] = _category_column(codes, values)
             continue
         found[name] = _from_texts(_Place(raw, name, codes), values, _choose(numbers[name], decimal), settings, kinds)
     return {name: _as_category(found[name]) if name in as_text else found[name] for name in chosen}
@@ -141,9 +142,10 @@ def _distinct_texts(raw: RawTable, name: str, missing: Sequence[str]) -> tuple[N
     """Return the code of each row, and the distinct texts without those that mark missing values."""
     pd, series = import_pandas(), raw.frame[name]
     cells = (series.astype(object) if _is_categorical(series) else series).to_numpy(dtype=object, na_value="")
-    stripped = ["" if cell is None else _text(cell).strip() for cell in cells]
-    marks = {cell: is_missing(cell, missing) for cell in set(stripped)}
-    codes, distinct = pd.factorize(np.array([None if marks[cell] else cell for cell in stripped], dtype=object))
+    given = ["" if cell is None else _text(cell) for cell in cells]
+    clean = {cell: sanitize(" ".join(cell.split())) for cell in set(given)}
+    kept = {cell: None if is_missing(text, missing) else text for cell, text in clean.items()}
+    codes, distinct = pd.factorize(np.array([kept[cell] for cell in given], dtype=object))
     return codes.astype(np.int64), list(distinct)
 
 
@@ -157,6 +159,15 @@ def _number_column(codes: NDArray[np.int64], texts: tuple[str, ...], numbers: Nu
     is_boolean = bool(np.isin(numbers, (0, 1)).all())
     kinds = (BOOLEAN, NUMBER, CATEGORY) if is_boolean else (NUMBER, CATEGORY)
     return Column(codes, texts, kinds, numbers, _DIGITS if is_boolean else None)
+
+
+def _category_column(codes: NDArray[np.int64], texts: Sequence[str]) -> Column:
+    """Return a column of categories; codes such as 1 and 1.0 are the same."""
+    numbers = parse_numbers(texts, ".").tolist()
+    plain = [text if number != number else number_text(number) for text, number in zip(texts, numbers, strict=True)]
+    number_of = {text: number for number, text in enumerate(dict.fromkeys(plain))}
+    position = np.array([*(number_of[text] for text in plain), -1], np.int64)  # the last one for missing values
+    return Column(position[codes], tuple(number_of), (CATEGORY,))
 
 
 def _as_category(column: Column) -> Column:

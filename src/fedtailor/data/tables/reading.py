@@ -20,7 +20,7 @@ log = logging.getLogger("fedtailor")
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
 _DELIMITERS = ",;\t|"
 _EXPANSION = 16  # bytes in memory per byte of a file
-_MAX_COLUMNS = 10_000
+_MAX_COLUMNS, _MAX_NAME = 10_000, 300  # columns, and characters of a column's name
 _MAX_CELL = 2**17  # characters
 _SAMPLE_ROWS = 50  # rows by which the delimiter is found
 NEEDS_PANDAS = "Tables need pandas and pyarrow: pip install 'fedtailor[tables]'."
@@ -93,8 +93,8 @@ def _check_columns(names: Sequence[str], source: str) -> None:
     for name, times in Counter(names).items():
         if times > 1 and name:
             raise DataError(f"{source} has {times} columns with the name '{name}'; rename them.")
-        if not is_printable(name):
-            raise DataError(f"{source} has a column {name!r} with unprintable characters in its name; rename it.")
+        if not is_printable(name) or len(name) > _MAX_NAME:
+            raise DataError(f"{source} has a column {name[:40]!r} whose name is too long or not printable; rename it.")
     if "" in names:
         log.warning("%s has a column without a name (column %d), which is ignored.", source, names.index("") + 1)
 

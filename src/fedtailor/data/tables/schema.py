@@ -66,13 +66,17 @@ class Schema:
     def from_json(cls, values: Mapping[str, Any], source: str) -> "Schema":
         """Return an untrusted schema after checking it."""
         try:
-            if values["format"] != FORMAT:
+            if values["format"] != FORMAT or values["fit"] not in ("federation", "site"):
                 raise ValueError("another format")
+            SiteSettings(**values["settings"])  # raises an error if it is invalid
             return cls(
                 targets=_names(values["targets"]),
                 classes=None if values["classes"] is None else _names(values["classes"]),
                 words=None if values["words"] is None else (str(values["words"][0]), str(values["words"][1])),
-                columns={str(name): _parse_column(column) for name, column in dict(values["columns"]).items()},
+                columns={
+                    str(name): _parse_column(column, values["fit"] == "federation")
+                    for name, column in dict(values["columns"]).items()
+                },
                 fit=str(values["fit"]), standardize=bool(values["standardize"]), sites=_names(values["sites"]),
                 seed=int(values["seed"]), settings=dict(values["settings"]),
             )  # fmt: skip
@@ -183,12 +187,15 @@ def _names(values: Any) -> tuple[str, ...]:
     return tuple(str(value) for value in values)
 
 
-def _parse_column(values: Mapping[str, Any]) -> ColumnSchema:
+def _parse_column(values: Mapping[str, Any], is_fitted: bool) -> ColumnSchema:
     given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     column = ColumnSchema(**given)
-    numbers = [n for n in (column.mean, column.std) if n is not None]
+    numbers = [column.mean, column.std] if is_fitted and column.kind != CATEGORY else []
+    numbers += [column.fill] if column.kind != CATEGORY and column.fill is not None else []
     if column.kind not in KINDS or not all(isinstance(n, int | float) and isfinite(n) for n in numbers):
         raise ValueError("invalid column")
-    if not all(isinstance(category, str) for category in column.categories) or (column.std or 1) <= 0:
+    if not all(isinstance(category, str) for category in column.categories) or not (
+        column.std is None or column.std > 0
+    ):
         raise ValueError("invalid column")
     return column

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fedtailor.data.splits.class_fractions import Indices
 from fedtailor.data.splits.partition import hold_out
-from fedtailor.data.tables.columns import CATEGORY, NUMBER, Column, read_columns
-from fedtailor.data.tables.reading import RawTable
+from fedtailor.data.tables.columns import BOOLEAN, CATEGORY, NUMBER, Column, read_columns
+from fedtailor.data.tables.reading import RawTable, import_pandas
 from fedtailor.data.tables.settings import SiteSettings
 from fedtailor.errors import DataError, unknown_name
 
@@ -87,10 +87,12 @@ def _read_parts(raw: RawTable, column: Column) -> NDArray[np.bool_]:
 
 
 def _strata(targets: dict[str, Column], settings: SiteSettings) -> NDArray[Any]:
-    """Return the classes of the rows; floats, which are not stratified, if the target is no class."""
+    """Return the classes of the rows, or whether there was an event; floats, which are not stratified, otherwise."""
     column = next(iter(targets.values()))
     is_class = column.numbers is None or column.are_integers
-    if len(targets) > 1 or settings.regression or not is_class:
+    if len(targets) > 1:
+        is_class = BOOLEAN in column.kinds  # whether there was an event
+    if settings.regression or not is_class:
         return np.zeros(len(column.codes))
     order = sorted_labels(column.texts)
     return np.array([order.index(text) for text in column.texts])[column.codes]
@@ -108,11 +110,12 @@ def sorted_labels(labels: Sequence[str]) -> list[str]:
 
 def _warn_of_duplicates(site: Site) -> None:
     """Warn of equal rows; one in both training and test data makes the test too easy."""
-    codes = np.stack([column.codes for column in (*site.columns.values(), *site.targets.values())], 1)
-    _, group, sizes = np.unique(codes, axis=0, return_inverse=True, return_counts=True)
-    duplicates = int((sizes - 1).sum())
+    columns = [*site.columns.values(), *site.targets.values()]
+    codes = import_pandas().DataFrame({number: column.codes for number, column in enumerate(columns)})
+    duplicates = int(codes.duplicated().sum())
     if not duplicates:
         return
+    group = codes.groupby(list(codes.columns)).ngroup().to_numpy()
     leaked = len(np.intersect1d(group[site.train], group[site.test]))
     leak = f"; {leaked} of them are in both the training and the test data, which makes the test too easy"
     log.warning(
