@@ -319,7 +319,7 @@ class Federation:
         cls,
         files: Mapping[str, str | Path] | str | Path,
         *,
-        target: str | Sequence[str] = "",
+        target: str | Sequence[str] | None = None,
         client: str | None = None,
         schema: str | Path | None = None,
         test: float | str = 0.25,

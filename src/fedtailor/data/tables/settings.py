@@ -17,7 +17,9 @@ class SiteSettings:
     ('outcome',)
     """
 
-    target: Annotated[str | Names, "column to predict; several for numbers that belong together: event,time"] = ""
+    target: Annotated[
+        str | Names | None, "column to predict; several for numbers that belong together: event,time"
+    ] = None
     ignore: Annotated[Names, "columns that are not used, such as names and numbers of patients"] = ()
     categories: Annotated[Names, "columns of numbers that are codes, to read as categories"] = ()
     missing: Annotated[Names, "more texts that mark a missing value, such as -999"] = ()
@@ -35,7 +37,7 @@ class SiteSettings:
         for name in ("ignore", "categories", "missing"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        if not isinstance(self.target, str):
+        if self.target is not None and not isinstance(self.target, str):
             object.__setattr__(self, "target", tuple(self.target))
         check_fields(self, "data.")
         if not isinstance(self.test, str) and not 0 < self.test < 1:
@@ -46,7 +48,7 @@ class SiteSettings:
     @property
     def targets(self) -> Names:
         """The columns to predict."""
-        return (self.target,) if isinstance(self.target, str) else self.target
+        return (self.target,) if isinstance(self.target, str) else self.target or ()
 
 
 @dataclass(frozen=True, kw_only=True)
