@@ -56,7 +56,6 @@ class TablesData(TableSettings, Data):
     """Your own tables, .csv or .parquet: one file per client, or one file with a column of clients."""
 
     name: ClassVar[str] = "tables"
-    network: ClassVar[str | None] = "logistic"
 
     folder: Annotated[str | None, "folder with one file per client; the client has the file's name"] = None
     file: Annotated[str | None, "one file with the rows of all clients, instead of a folder"] = None

@@ -17,9 +17,9 @@ class SiteSettings:
     ('outcome',)
     """
 
-    target: Annotated[
-        str | Names | None, "column to predict; several for numbers that belong together: event,time"
-    ] = None
+    target: Annotated[str | Names | None, "column to predict; several for numbers that belong together: event,time"] = (
+        None
+    )
     ignore: Annotated[Names, "columns that are not used, such as names and numbers of patients"] = ()
     categories: Annotated[Names, "columns of numbers that are codes, to read as categories"] = ()
     missing: Annotated[Names, "more texts that mark a missing value, such as -999"] = ()
