@@ -9,8 +9,9 @@ import torch
 
 import fedtailor as ft
 from conftest import error_message
+from fedtailor.data.input_spec import InputSpec
 from fedtailor.export.client_predictions import predict_clients
-from fedtailor.export.personal_model import load_all_personal
+from fedtailor.export.personal_model import PersonalModel, load_all_personal
 from fedtailor.export.prediction import predict, read_samples
 from fedtailor.export.writers import export_model, export_models
 
@@ -25,6 +26,11 @@ def patients(rows: int, seed: int) -> pd.DataFrame:
     frame["outcome"] = np.where(age > 60 + 10 * seed, "dead", "alive")
     frame.loc[::9, "age"] = np.nan
     return frame
+
+
+def inputs_of(model: torch.nn.Module) -> InputSpec:
+    assert isinstance(model, PersonalModel)
+    return model.info.inputs
 
 
 @pytest.fixture(params=["federation", "site"])
@@ -66,8 +72,8 @@ def test_exported_model_has_statistics_of_its_own_site_only(run: tuple[ft.Federa
     fed, folder = run
     assert fed.table is not None
     path = export_model(ft.load_personal(folder / "run", 0), folder / "model.safetensors")
-    table = ft.load_personal(path).info.inputs.table
-    assert list(table.statistics) == (["north"] if len(fed.table.statistics) == 2 else [""])
+    table = inputs_of(ft.load_personal(path)).table
+    assert table is not None and list(table.statistics) == (["north"] if len(fed.table.statistics) == 2 else [""])
     assert b"south" not in path.read_bytes()
 
 
@@ -91,7 +97,7 @@ def test_unseen_category_is_no_category_and_is_reported(
     fed, folder = run
     model = ft.load_personal(folder / "run", 1)
     patients(3, 0).assign(ward=["A", "Z", "Z"]).to_parquet(folder / "new.parquet")
-    _, x = read_samples(folder / "new.parquet", model.info.inputs)
+    _, x = read_samples(folder / "new.parquet", inputs_of(model))
     assert fed.table is not None
     wards = [number for number, name in enumerate(fed.table.feature_names) if name.startswith("ward=")]
     assert isinstance(x, torch.Tensor) and x[:, wards].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]]

@@ -190,7 +190,7 @@ def _names(values: Any) -> tuple[str, ...]:
 def _parse_column(values: Mapping[str, Any], is_fitted: bool) -> ColumnSchema:
     given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     column = ColumnSchema(**given)
-    numbers = [column.mean, column.std] if is_fitted and column.kind != CATEGORY else []
+    numbers: list[Any] = [column.mean, column.std] if is_fitted and column.kind != CATEGORY else []
     numbers += [column.fill] if column.kind != CATEGORY and column.fill is not None else []
     if column.kind not in KINDS or not all(isinstance(n, int | float) and isfinite(n) for n in numbers):
         raise ValueError("invalid column")
