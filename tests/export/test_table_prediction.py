@@ -101,7 +101,7 @@ def test_unseen_category_is_no_category_and_is_reported(
     assert fed.table is not None
     wards = [number for number, name in enumerate(fed.table.feature_names) if name.startswith("ward=")]
     assert isinstance(x, torch.Tensor) and x[:, wards].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]]
-    assert "2 rows have a category in the column 'ward' that the model does not know, such as 'Z'" in caplog.text
+    assert "the column 'ward' has categories that the model does not know, such as 'Z', in 2 rows" in caplog.text
 
 
 def test_column_that_is_missing_or_wrong_at_prediction_is_named(run: tuple[ft.Federation, Path]) -> None:

@@ -193,12 +193,14 @@ def test_conflicts_name_site_and_column(caplog: pytest.LogCaptureFixture, tmp_pa
 
 
 def test_number_at_one_site_and_text_at_another_is_an_error(tmp_path: Path) -> None:
-    second = patients(60, 1, height=["tall", "small"] * 30)
-    files = write(tmp_path, first=patients(60), second=second)
-    with pytest.raises(ft.DataError, match="second, column 'height': it is a text, but a number at first") as error:
-        ft.Federation.from_tables(files, target="outcome")
-    assert "ignore" in str(error.value)
-    assert ft.Federation.from_tables(files, target="outcome", ignore=["height"]).num_clients == 2
+    second, third = patients(60, 1, height=["tall", "small"] * 30), patients(60, 2, height="")
+    files = write(tmp_path, first=patients(60), second=second, third=third)
+    message = error_message(lambda: ft.Federation.from_tables(files, target="outcome"))
+    assert "second, column 'height': it is a text, but a number at first; " in message and "third" not in message
+    assert ft.Federation.from_tables(files, target="outcome", ignore=["height"]).num_clients == 3
+    assert "did you mean 'height'?" in error_message(
+        lambda: ft.Federation.from_tables(files, target="outcome", ignore=["heigth"])
+    )
 
 
 def test_boolean_words_and_digits_of_sites_agree(tmp_path: Path) -> None:
@@ -223,8 +225,8 @@ def test_integers_are_classes_in_numeric_order_and_fractions_are_numbers() -> No
     assert dose.classes is None and dose.y.dtype == torch.float32
     assert ft.simulate(ft.methods.FedAvg(lr=0.01), ft.network("logistic", dose), dose, rounds=1).records
     days = {"client": "site", "target": "days"}
-    with pytest.raises(ft.DataError, match="different integers; set regression"):
-        ft.Federation.from_dataframe(frame.assign(days=range(60)), min_count=1, test=0.01, **days)  # type: ignore[arg-type]
+    with pytest.raises(ft.DataError, match="29 different integers or more; set regression"):
+        ft.Federation.from_dataframe(frame.assign(days=[*range(30), *[7] * 30]), test=0.01, **days)  # type: ignore[arg-type]
 
 
 def test_several_targets_are_numbers_in_columns() -> None:
@@ -237,8 +239,8 @@ def test_rare_class_is_left_out_unless_another_site_reports_it(caplog: pytest.Lo
     labels = ["alive"] * 39 + ["dead"]
     frames = [patients(40, 1, outcome=labels), patients(40, 2), patients(40, 3, outcome=["odd", *["dead"] * 39])]
     fed_warnings = warnings_of(caplog, *frames)
-    assert any("(site-2): 1 rows have a class that no site reports" in text for text in fed_warnings)
-    assert not any("(site-0): 1 rows have a class" in text for text in fed_warnings)
+    left_out = [text for text in fed_warnings if "rows of a class that no site reports" in text]
+    assert len(left_out) == 1 and "(site-2)" in left_out[0] and "left out: 1" in left_out[0]
 
 
 def test_split_is_stratified_and_repeatable(tmp_path: Path) -> None:
@@ -274,9 +276,9 @@ def test_missing_target_is_reported_with_file_and_count(tmp_path: Path, caplog: 
     frame = patients(40)
     frame.loc[:2, "outcome"] = None
     fed = ft.Federation.from_tables(write(tmp_path, a=frame), target="outcome")
-    assert len(fed.y) == 37 and "a.csv': 3 of 40 rows have no target" in caplog.text
+    assert len(fed.y) == 37 and "a.csv': rows without a target are left out: 3 of 40." in caplog.text
     message = error_message(lambda: ft.Federation.from_tables(write(tmp_path, a=frame), target="outcom"))
-    assert "a.csv'" in message and "did you mean 'outcome'?" in message
+    assert "has no column 'outcom'; " in message and "did you mean 'outcome'?" in message
 
 
 def test_duplicates_identifiers_and_empty_columns_are_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -284,7 +286,7 @@ def test_duplicates_identifiers_and_empty_columns_are_reported(caplog: pytest.Lo
     repeated = pd.concat([frame, frame], ignore_index=True)
     text = "\n".join(warnings_of(caplog, frame, repeated))
     assert "(site-0): every row has another value in the column 'number'" in text
-    assert "(site-1): 40 rows repeat other rows; " in text and "both the training and the test data" in text
+    assert "(site-1): duplicate rows (40), also across the training and the test data" in text
     assert "All sites, column 'empty': it has no values" in text
     assert "All sites, column 'same': it has the same value in all rows" in text
 
@@ -327,3 +329,22 @@ def test_cells_with_line_breaks_are_categories_that_can_be_stored(tmp_path: Path
     frame = patients(40, note=["two\nlines", "one\tline"] * 20)
     fed = ft.Federation.from_tables(write(tmp_path, a=frame), target="outcome")
     assert fed.table is not None and fed.table.columns[-1].categories == ("one line", "two lines")
+
+
+def test_schema_leaves_no_choice_but_the_way_of_writing(tmp_path: Path) -> None:
+    files, settings = write(tmp_path, a=patients(40)), make_settings(target="outcome")
+    raw = read_sites(files, None)["a"]
+    schema = agree([summarize(open_site("a", raw, settings, 0), settings, 0)], settings)[0]
+    (tmp_path / "schema.json").write_text(to_json(schema))
+    message = error_message(lambda: ft.Federation.from_tables(files, schema=tmp_path / "schema.json", fit="site"))
+    assert "The schema sets fit for all sites" in message
+    again = ft.Federation.from_tables(files, schema=tmp_path / "schema.json", decimal=".", seed=9)
+    assert torch.equal(again.train[0], ft.Federation.from_tables(files, target="outcome").train[0])
+
+
+def test_numbers_to_predict_in_another_unit_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    random = np.random.default_rng(0)
+    frames = [patients(60, 1, stay=random.normal(9, 1, 60), site="days"), patients(60, 2, stay=0.0, site="months")]
+    frames[1]["stay"] = random.normal(9, 1, 60) / 1000
+    ft.Federation.from_dataframe(pd.concat(frames), client="site", target="stay")
+    assert "months, column 'stay': its mean is 0.00" in caplog.text

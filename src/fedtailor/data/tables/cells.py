@@ -16,6 +16,7 @@ _PAIRS = (("false", "true"), ("no", "yes"), ("f", "t"), ("n", "y"))
 _BOOLEANS = {word: float(value) for pair in _PAIRS for value, word in enumerate(pair)}
 _DATE_FORMATS = ("ISO8601", "%Y/%m/%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
 _ISO_DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ]\d{1,2}:\d{2}.*)?")
+_MS_PER_DAY = 86_400_000
 _GROUPS = " '\u2019\u00a0\u202f"  # separators of thousands besides the comma and the point
 
 
@@ -88,10 +89,9 @@ def parse_dates(texts: Sequence[str], date_format: str) -> Numbers:
 
 def days_since_1970(dates: Any) -> Numbers:
     """Return the dates of a pandas Series as numbers, with the time of day as a fraction."""
-    import pandas as pd
-
-    days = (dates - pd.Timestamp(0, tz=dates.dt.tz)) / pd.Timedelta(days=1)
-    return np.asarray(days.to_numpy(dtype=np.float64, na_value=nan))
+    naive = dates if dates.dt.tz is None else dates.dt.tz_convert(None)
+    times = naive.to_numpy().astype("datetime64[ms]")
+    return np.where(np.isnat(times), nan, times.astype(np.int64) / _MS_PER_DAY)
 
 
 def read_booleans(texts: Sequence[str]) -> tuple[Numbers, tuple[str, str]] | None:

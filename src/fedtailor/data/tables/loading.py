@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from fedtailor.core.untrusted_input import parse_json, read_text
 from fedtailor.data.formats.folder_entries import list_entries
 from fedtailor.data.splits.class_fractions import Indices
 from fedtailor.data.tables.agreement import agree
-from fedtailor.data.tables.columns import read_columns
+from fedtailor.data.tables.columns import CATEGORY, Column, read_columns
 from fedtailor.data.tables.reading import SUFFIXES, RawTable, from_frame, read_table
 from fedtailor.data.tables.schema import Schema, row_numbers, target_numbers
 from fedtailor.data.tables.settings import SiteSettings, TableSettings
-from fedtailor.data.tables.site import Site, open_site
+from fedtailor.data.tables.site import Site, open_site, unknown_column
 from fedtailor.data.tables.summary import SiteSummary, summarize
 from fedtailor.data.tables.table_format import Array, Statistics, TableFormat
 from fedtailor.errors import ConfigError, DataError, unknown_name
@@ -54,6 +54,8 @@ def read_sites(source: Mapping[str, Any] | str | Path, client: str | None) -> di
         if not files:
             raise DataError(f"'{path}' must contain one .csv or .parquet file per client.")
         return {file.stem: table for file, table in zip(files, map(read_table, files), strict=True)}
+    if not path.exists():
+        raise DataError(f"There is no file or folder '{path}'.")
     if client is None:
         raise ConfigError(f"'{path}' is one file; set client to the column that names the client of each row.")
     return split_by_client(read_table(path), client)
@@ -76,7 +78,7 @@ def describe_source(
 def split_by_client(raw: RawTable, client: str) -> dict[str, RawTable]:
     """Return the rows of each client, without the column that names it."""
     if client not in raw.frame.columns:
-        raise DataError(str(unknown_name(f"column in {raw.source}", client, list(raw.frame.columns))))
+        raise unknown_column(raw, client)
     column = read_columns(raw, SiteSettings(categories=(client,)), [client])[client]
     if column.missing.any():
         row = raw.rows[int(np.flatnonzero(column.missing)[0])]
@@ -97,9 +99,8 @@ def load_tables(
     With a schema on which the sites agreed before, they only encode their rows.
     """
     if schema is not None:
-        agreed = read_schema(Path(schema).expanduser())
-        own = agreed.site_settings(decimal=settings.decimal, date_format=settings.date_format)
-        return join_sites([open_site(name, raw, own, agreed.seed) for name, raw in tables.items()], agreed)
+        return _use_schema(tables, settings, read_schema(Path(schema).expanduser()))
+    _check_names(tables, settings)
     if not settings.targets or not all(settings.targets):
         raise ConfigError("Tables need a target, the name of the column to predict.")
     sites = [open_site(name, raw, settings, seed) for name, raw in tables.items()]
@@ -107,6 +108,27 @@ def load_tables(
     for conflict in conflicts:
         log.warning("%s.", conflict)
     return join_sites(sites, agreed)
+
+
+def _use_schema(tables: Mapping[str, RawTable], settings: TableSettings, schema: Schema) -> dict[str, Any]:
+    """Return the fields of a federation of sites that agreed before; only their ways of writing may differ."""
+    own = {"decimal": settings.decimal, "date_format": settings.date_format}
+    for name, value in vars(replace(settings, **dict.fromkeys(own))).items():  # type: ignore[arg-type]
+        if value != getattr(TableSettings(), name):
+            raise ConfigError(f"The schema sets {name} for all sites; remove it, or agree on a new schema.")
+    sites = [open_site(name, raw, schema.site_settings(**own), schema.seed) for name, raw in tables.items()]
+    found = join_sites(sites, schema)
+    for site in sites:
+        _warn_of_unknown_categories(site.columns, found["table"], site.raw)
+    return found
+
+
+def _check_names(tables: Mapping[str, RawTable], settings: TableSettings) -> None:
+    """Raise an error if a column that is to be ignored, or to be read as categories, is in no table."""
+    known = dict.fromkeys(column for raw in tables.values() for column in raw.frame.columns)
+    for name in (*settings.ignore, *settings.categories):
+        if name not in known:
+            raise unknown_name("column", name, known)
 
 
 def join_sites(sites: Sequence[Site], schema: Schema) -> dict[str, Any]:
@@ -136,8 +158,8 @@ def encode_site(site: Site, schema: Schema, table: TableFormat) -> tuple[Array, 
     if schema.classes is None or bool((y >= 0).all()):
         return x, y, site.train, site.test
     known = y >= 0
-    text = "%s: %d rows have a class that no site reports, because it is rare, and are left out; see min_count."
-    log.warning(text, site.raw.source, int((~known).sum()))
+    text = "%s: rows of a class that no site reports, because it is rare, are left out: %d; see min_count."
+    log.warning(text, site.raw.start, int((~known).sum()))
     position = np.cumsum(known) - 1
     train, test = (position[part[known[part]]] for part in (site.train, site.test))
     return x[known], y[known], train, test
@@ -145,7 +167,7 @@ def encode_site(site: Site, schema: Schema, table: TableFormat) -> tuple[Array, 
 
 def load_frame(frame: Any, client: str, settings: TableSettings, seed: int) -> dict[str, Any]:
     """Return the fields of a federation from a data frame with a column of clients."""
-    return load_tables(split_by_client(from_frame(frame, "The data frame"), client), settings, seed)
+    return load_tables(split_by_client(from_frame(frame, "the data frame"), client), settings, seed)
 
 
 def read_rows(path: Path, table: TableFormat) -> Array:
@@ -156,15 +178,20 @@ def read_rows(path: Path, table: TableFormat) -> Array:
     if lacking:
         names = ", ".join(f"'{name}'" for name in lacking[:5]) + (", ..." if len(lacking) > 5 else "")
         fix = "add it, with empty cells if the values are unknown"
-        raise DataError(f"{raw.source} lacks the column{'s' * (len(lacking) > 1)} {names} of the model's table; {fix}.")
+        raise DataError(f"{raw.start} lacks the column{'s' * (len(lacking) > 1)} {names} of the model's table; {fix}.")
     columns = read_columns(raw, SiteSettings(missing=table.missing), list(kinds), kinds)
-    for column in table.columns:
-        if column.kind == "category":
-            unknown = {t: n for t, n in columns[column.name].counts().items() if t not in column.categories}
-            if unknown:
-                text = "%s: %d rows have a category in the column '%s' that the model does not know, such as '%s'."
-                log.warning(text, raw.source, sum(unknown.values()), column.name, next(iter(unknown)))
+    _warn_of_unknown_categories(columns, table, raw)
     return row_numbers(columns, table.columns, raw)
+
+
+def _warn_of_unknown_categories(columns: Mapping[str, Column], table: TableFormat, raw: RawTable) -> None:
+    for column in table.columns:
+        if column.kind != CATEGORY or column.name not in columns:
+            continue
+        unknown = {t: n for t, n in columns[column.name].counts().items() if t not in column.categories}
+        if unknown:
+            text = "%s: the column '%s' has categories that the model does not know, such as '%s', in %d rows."
+            log.warning(text, raw.start, column.name, next(iter(unknown)), sum(unknown.values()))
 
 
 def read_summary(path: Path) -> SiteSummary:

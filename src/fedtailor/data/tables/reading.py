@@ -3,6 +3,7 @@
 import csv
 import io
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedtailor.core.memory_limits import check_memory
 from fedtailor.core.untrusted_input import is_printable
-from fedtailor.errors import ConfigError, DataError, reason
+from fedtailor.errors import ConfigError, DataError, FedTailorError, reason
 
 if TYPE_CHECKING:
     import pandas as pd
 
 log = logging.getLogger("fedtailor")
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
+_INDEX = re.compile(r"__index_level_\d+__")  # the index of a data frame, which pandas adds to a Parquet file
 _DELIMITERS = ",;\t|"
 _EXPANSION = 16  # bytes in memory per byte of a file
 _MAX_COLUMNS, _MAX_NAME = 10_000, 300  # columns, and characters of a column's name
@@ -30,10 +32,15 @@ NEEDS_PANDAS = "Tables need pandas and pyarrow: pip install 'fedtailor[tables]'.
 class RawTable:
     """A table as it was read: cells of text, or of the types of a Parquet file or a data frame."""
 
-    source: str  # as the start of a sentence: 'a.csv'
+    source: str  # such as 'a.csv', for messages
     frame: "pd.DataFrame"
     rows: Sequence[Any]  # name of each row: as a spreadsheet numbers it, or the label of a data frame
     delimiter: str = ","
+
+    @property
+    def start(self) -> str:
+        """The source as the start of a sentence."""
+        return self.source[0].upper() + self.source[1:]
 
     def take(self, rows: Any, source: str | None = None) -> "RawTable":
         """Return some of the rows, by their positions."""
@@ -193,9 +200,10 @@ def _read_parquet(path: Path) -> RawTable:
                     raise DataError(
                         f"{source} has a column '{field.name}' of {field.type}; use numbers, text, or dates."
                     )
-            frame = file.read().to_pandas()
-    except (pa.ArrowException, ValueError) as error:
-        if isinstance(error, DataError | ConfigError):
+            frame = file.read().to_pandas(ignore_metadata=True)
+    except Exception as error:  # damaged files make pyarrow raise any exception
+        if isinstance(error, FedTailorError | OSError):
             raise
         raise DataError(f"{source} cannot be read as a Parquet file: {reason(error)}.") from error
-    return RawTable(source, frame.reset_index(drop=True), range(1, len(frame) + 1))
+    frame = frame.drop(columns=[name for name in frame.columns if _INDEX.fullmatch(str(name))])
+    return RawTable(source, frame, range(1, len(frame) + 1))

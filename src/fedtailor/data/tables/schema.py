@@ -68,7 +68,8 @@ class Schema:
         try:
             if values["format"] != FORMAT or values["fit"] not in ("federation", "site"):
                 raise ValueError("another format")
-            SiteSettings(**values["settings"])  # raises an error if it is invalid
+            if SiteSettings(**values["settings"]).targets != _names(values["targets"]):
+                raise ValueError("other targets")
             return cls(
                 targets=_names(values["targets"]),
                 classes=None if values["classes"] is None else _names(values["classes"]),

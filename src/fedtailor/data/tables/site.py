@@ -45,8 +45,7 @@ def open_site(name: str, raw: RawTable, settings: SiteSettings, seed: int) -> Si
     names = list(raw.frame.columns)
     for column in (*settings.targets, *([settings.test] if isinstance(settings.test, str) else [])):
         if column not in names:
-            hint = unknown_name(f"column in {raw.source}", column, names)
-            raise DataError(f"{hint} Each site needs the target." if column in settings.targets else str(hint))
+            raise unknown_column(raw, column)
     columns = read_columns(raw, settings)
     kept = _rows_with_target(raw, columns, settings)
     raw, columns = raw.take(kept), {name: column.take(kept) for name, column in columns.items()}
@@ -58,11 +57,17 @@ def open_site(name: str, raw: RawTable, settings: SiteSettings, seed: int) -> Si
     else:
         train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     if not len(train):
-        raise DataError(f"{raw.source} has no training rows; a site needs some.")
+        raise DataError(f"{raw.start} has no training rows; a site needs some.")
     site = Site(name, raw, columns, targets, train, test)
     _warn_of_duplicates(site)
     _warn_of_identifiers(site)
     return site
+
+
+def unknown_column(raw: RawTable, name: str) -> DataError:
+    """Return the error for a column that a table needs but lacks, with the closest one."""
+    hint = str(unknown_name("column", name, list(raw.frame.columns))).partition("; ")[2]
+    return DataError(f"{raw.start} has no column '{name}'; {hint}")
 
 
 def _rows_with_target(raw: RawTable, columns: dict[str, Column], settings: SiteSettings) -> Indices:
@@ -72,9 +77,9 @@ def _rows_with_target(raw: RawTable, columns: dict[str, Column], settings: SiteS
     present = ~np.any([columns[target].missing for target in settings.targets], axis=0)
     dropped = int((~present).sum())
     if dropped == len(present):
-        raise DataError(f"{raw.source} has no row with a value in the target '{settings.targets[0]}'.")
+        raise DataError(f"{raw.start} has no row with a value in the target '{settings.targets[0]}'.")
     if dropped:
-        log.warning("%s: %d of %d rows have no target and are left out.", raw.source, dropped, len(present))
+        log.warning("%s: rows without a target are left out: %d of %d.", raw.start, dropped, len(present))
     return np.flatnonzero(present)
 
 
@@ -117,11 +122,9 @@ def _warn_of_duplicates(site: Site) -> None:
         return
     group = codes.groupby(list(codes.columns)).ngroup().to_numpy()
     leaked = len(np.intersect1d(group[site.train], group[site.test]))
-    leak = f"; {leaked} of them are in both the training and the test data, which makes the test too easy"
-    log.warning(
-        "%s: %d rows repeat other rows%s. Remove them if they are no separate samples.",
-        site.raw.source, duplicates, leak if leaked else "",
-    )  # fmt: skip
+    leak = ", also across the training and the test data, which makes the test too easy" if leaked else ""
+    text = "%s: duplicate rows (%d)%s. Remove them if they are no separate samples."
+    log.warning(text, site.raw.start, duplicates, leak)
 
 
 def _warn_of_identifiers(site: Site) -> None:
@@ -131,5 +134,5 @@ def _warn_of_identifiers(site: Site) -> None:
         if present >= _MIN_ROWS and len(column.counts()) == present and is_code:
             log.warning(
                 "%s: every row has another value in the column '%s'; if it identifies rows, add it to ignore.",
-                site.raw.source, name,
+                site.raw.start, name,
             )  # fmt: skip

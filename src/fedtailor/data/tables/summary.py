@@ -83,6 +83,7 @@ class ColumnSummary:
     has_other: bool = False  # whether there are rarer categories
     words: tuple[str, str] | None = None  # of booleans
     integers: bool = False
+    distinct: int = 0  # different values of a target
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,14 @@ def _parse(values: Mapping[str, Any]) -> ColumnSummary:
     if not np.isfinite(numbers).all() or moments.squares < 0 or not kinds or len(categories) > _MAX_CATEGORIES:
         raise ValueError("invalid numbers")
     return ColumnSummary(
-        kinds, int(values["missing"]), moments, categories, bool(values["has_other"]), words, bool(values["integers"])
+        kinds,
+        int(values["missing"]),
+        moments,
+        categories,
+        bool(values["has_other"]),
+        words,
+        bool(values["integers"]),
+        int(values["distinct"]),
     )
 
 
@@ -157,6 +165,7 @@ def _summarize(column: Column, min_count: int, is_target: bool) -> ColumnSummary
     count = sum(counts.values())
     kinds = column.kinds if count else (BOOLEAN, DATE, NUMBER, CATEGORY)
     facts: dict[str, Any] = {"words": column.words, "integers": column.are_integers}
+    facts |= {"distinct": len(counts)} if is_target else {}
     if count < min_count:
         return ColumnSummary(kinds, len(column.codes), **facts)
     missing = len(column.codes) - count

@@ -77,7 +77,9 @@ class TableFormat:
         valid = (
             0 < len(self.features) <= _MAX_FEATURES
             and all(column.kind in _KINDS for column in self.columns)
-            and all(0 <= feature.column < len(self.columns) for feature in self.features)
+            and all(type(f.column) is int and 0 <= f.column < len(self.columns) for f in self.features)
+            and all(f.category is None or type(f.category) is int for f in self.features)
+            and all(isinstance(t, str) for c in self.columns for t in (c.name, *c.categories))
             and all(len(found.fill) == len(self.columns) for found in self.statistics.values())
             and all(len(found.mean) == len(found.std) == len(self.features) for found in self.statistics.values())
             and all(map(isfinite, numbers))
