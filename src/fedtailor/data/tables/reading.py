@@ -200,7 +200,9 @@ def _read_parquet(path: Path) -> RawTable:
                     raise DataError(
                         f"{source} has a column '{field.name}' of {field.type}; use numbers, text, or dates."
                     )
-            frame = file.read().to_pandas(ignore_metadata=True)
+            table = file.read()
+            table.validate(full=True)  # for example, that its text is UTF-8
+            frame = table.to_pandas(ignore_metadata=True)
     except Exception as error:  # damaged files make pyarrow raise any exception
         if isinstance(error, FedTailorError | OSError):
             raise

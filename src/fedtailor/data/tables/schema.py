@@ -81,7 +81,7 @@ class Schema:
                 fit=str(values["fit"]), standardize=bool(values["standardize"]), sites=_names(values["sites"]),
                 seed=int(values["seed"]), settings=dict(values["settings"]),
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             fix = "create one with: fedtailor tables agree SUMMARY... --out schema.json"
             raise DataError(f"{source} is not a schema of tables; {fix}.") from error
 

@@ -114,7 +114,7 @@ class SiteSummary:
             )  # fmt: skip
             if found.settings.keys() != set(SHARED):
                 raise ValueError("other settings")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             fix = "create one with: fedtailor tables summarize FILE --target COLUMN --out summary.json"
             raise DataError(f"{source} is not the summary of a table; {fix}.") from error
         return found
