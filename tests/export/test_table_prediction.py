@@ -56,7 +56,7 @@ def test_predictions_of_raw_file_are_those_of_preprocessed_rows(run: tuple[ft.Fe
 
 
 def test_exported_files_predict_raw_files(run: tuple[ft.Federation, Path]) -> None:
-    _fed, folder = run
+    fed, folder = run
     file = folder / "south.csv"
     expected = [predict(model, file).outputs for model in load_all_personal(folder / "run")]
     for kind in ("safetensors", "onnx"):
@@ -66,6 +66,8 @@ def test_exported_files_predict_raw_files(run: tuple[ft.Federation, Path]) -> No
             torch.testing.assert_close(found.outputs, expected[client], atol=1e-5, rtol=1e-5)
     for one, outputs in zip(predict_clients(folder / "run", file), expected, strict=True):
         torch.testing.assert_close(one.predictions.outputs, outputs)
+    for client, one in enumerate(predict_clients(folder / "run")):  # the tables are read again
+        assert list(one.predictions.samples) == fed.test[client].tolist()
 
 
 def test_exported_model_has_statistics_of_its_own_site_only(run: tuple[ft.Federation, Path]) -> None:

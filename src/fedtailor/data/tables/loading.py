@@ -17,7 +17,7 @@ from fedtailor.data.tables.columns import CATEGORY, Column, read_columns
 from fedtailor.data.tables.reading import SUFFIXES, RawTable, from_frame, read_table
 from fedtailor.data.tables.schema import Schema, row_numbers, target_numbers
 from fedtailor.data.tables.settings import SiteSettings, TableSettings
-from fedtailor.data.tables.site import Site, open_site, unknown_column
+from fedtailor.data.tables.site import Site, open_site, sorted_labels, unknown_column
 from fedtailor.data.tables.summary import SiteSummary, summarize
 from fedtailor.data.tables.table_format import Array, Statistics, TableFormat
 from fedtailor.errors import ConfigError, DataError, unknown_name
@@ -84,10 +84,9 @@ def split_by_client(raw: RawTable, client: str) -> dict[str, RawTable]:
         row = raw.rows[int(np.flatnonzero(column.missing)[0])]
         raise DataError(f"Row {row} of {raw.source} has no client in the column '{client}'; fill it in.")
     rest = RawTable(raw.source, raw.frame.drop(columns=client), raw.rows, raw.delimiter)
-    order = sorted(range(len(column.texts)), key=lambda code: column.texts[code])
     return {
-        column.texts[code]: rest.take(np.flatnonzero(column.codes == code), f"{raw.source} ({column.texts[code]})")
-        for code in order
+        name: rest.take(np.flatnonzero(column.codes == column.texts.index(name)), f"{raw.source} ({name})")
+        for name in sorted_labels(column.texts)
     }
 
 

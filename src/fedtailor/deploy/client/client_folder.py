@@ -92,6 +92,7 @@ class ClientFolder:
             write_atomic(folder / _SCHEMA, to_json(read_schema(schema)).encode())
         created = cls.open(folder)
         created.check_data()
+        (folder / TABLE_FILE).unlink(missing_ok=True)
         if (table := created.fed.table) is not None:
             described = {"table": asdict(table), "class_names": created.fed.class_names}
             write_atomic(folder / TABLE_FILE, json.dumps(described).encode())
@@ -125,7 +126,8 @@ class ClientFolder:
         if self.data.suffix.lower() in TABLE_SUFFIXES:
             if not (self.folder / _SCHEMA).is_file():
                 raise DeployError(f"'{self.data}' is a table; pass the schema on which the sites agreed as --schema.")
-            return Federation.from_tables({self.name: self.data}, schema=self.folder / _SCHEMA)
+            fed = Federation.from_tables({self.name: self.data}, schema=self.folder / _SCHEMA)
+            return replace(fed, classes=classes, mean=inputs.mean, std=inputs.std)
         if self.data.suffix == ".npz" or not self.data.is_file():
             arrays = read_client(self.data, self.name, test=inputs.test, seed=self.deployment.seed)
             extra: dict[str, Any] = {"classes": classes, "regression": classes is None}
