@@ -78,6 +78,12 @@ def test_dates_are_days_and_ambiguous_ones_are_an_error(tmp_path: Path) -> None:
     assert american.values.tolist() == [31]
 
 
+def test_values_that_are_written_differently_are_one_value(tmp_path: Path) -> None:
+    found = columns(tmp_path, "b,n,c\nYes,1,1.0\nyes,1.0,1\nno,2,x\nNO,,1\n", categories=("c",))
+    assert found["b"].counts() == {"yes": 2, "no": 2} and found["n"].counts() == {"1": 2, "2": 1}
+    assert found["c"].counts() == {"1": 3, "x": 1} and found["b"].values.tolist() == [1, 1, 0, 0]
+
+
 def test_codes_with_leading_zeros_and_years_are_not_changed(tmp_path: Path) -> None:
     found = columns(tmp_path, "zip,year\n01234,1999\n99999,2004\n")
     assert found["zip"].kinds == ("category",) and found["zip"].texts == ("01234", "99999")
@@ -124,6 +130,14 @@ def test_other_files_and_huge_tables_are_rejected(tmp_path: Path) -> None:
     with (tmp_path / "a.csv").open("wb") as file:
         file.truncate(10**12)
     assert "of memory" in error_message(lambda: read_table(tmp_path / "a.csv"))
+    (tmp_path / "twice").mkdir()
+    for name in ("a.csv", "a.tsv"):
+        (tmp_path / "twice" / name).write_text("x,y\n1,2\n")
+    assert "names must be unique" in error_message(
+        lambda: ft.load("tables", folder=str(tmp_path / "twice"), target="y")
+    )
+    assert "date_format cannot be" in error_message(lambda: columns(tmp_path, "d\tw\nx\ty\n", date_format="%Q"))
+    assert columns(tmp_path, "d,w\n1e999,x\n", "b.csv")["d"].kinds == ("category",)
     (tmp_path / "sites").mkdir()
     (tmp_path / "sites" / "b.csv").symlink_to(tmp_path / "a.csv")
     assert "link that leads out" in error_message(lambda: ft.load("tables", folder=str(tmp_path / "sites"), target="y"))

@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from math import nan
+from math import isfinite, nan
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedtailor.errors import ConfigError, reason
 
 Numbers = NDArray[np.float64]
 
@@ -17,6 +19,7 @@ _BOOLEANS = {word: float(value) for pair in _PAIRS for value, word in enumerate(
 _DATE_FORMATS = ("ISO8601", "%Y/%m/%d", "%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
 _ISO_DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ]\d{1,2}:\d{2}.*)?")
 _MS_PER_DAY = 86_400_000
+_SAMPLE = 20  # texts that are tried first, because text is no date in most formats
 _GROUPS = " '\u2019\u00a0\u202f"  # separators of thousands besides the comma and the point
 
 
@@ -46,13 +49,11 @@ def parse_numbers(texts: Sequence[str], decimal: str) -> Numbers:
     """Return the number of each text; NaN for one that is not a number."""
     pattern, thousands = _number_pattern(decimal), "," if decimal == "." else "."
     drop = str.maketrans(dict.fromkeys(thousands + _GROUPS) | {"\u2212": "-"})
-    return np.array(
-        [
-            float(text.translate(drop).replace(decimal, ".")) if pattern.fullmatch(text.replace("\u2212", "-")) else nan
-            for text in texts
-        ],
-        dtype=np.float64,
-    )
+    numbers = [
+        float(text.translate(drop).replace(decimal, ".")) if pattern.fullmatch(text.replace("\u2212", "-")) else nan
+        for text in texts
+    ]
+    return np.array([number if isfinite(number) else nan for number in numbers], dtype=np.float64)
 
 
 @cache
@@ -72,7 +73,9 @@ def read_dates(texts: Sequence[str], date_format: str | None = None) -> dict[str
     >>> list(read_dates(["13/02/2020"])), list(read_dates(["01/02/2020"]))
     (['%d/%m/%Y'], ['%d/%m/%Y', '%m/%d/%Y'])
     """
-    found = {form: parse_dates(texts, form) for form in ([date_format] if date_format else _DATE_FORMATS)}
+    formats = [date_format] if date_format else _DATE_FORMATS
+    likely = [form for form in formats if not np.isnan(parse_dates(texts[:_SAMPLE], form)).any()]
+    found = {form: parse_dates(texts, form) for form in likely}
     return {form: days for form, days in found.items() if not np.isnan(days).any()}
 
 
@@ -82,9 +85,11 @@ def parse_dates(texts: Sequence[str], date_format: str) -> Numbers:
 
     if date_format == "ISO8601":  # pandas would also read a year or 20200131, which are numbers
         texts = [text if _ISO_DATE.fullmatch(text) else "" for text in texts]
-    return days_since_1970(
-        pd.to_datetime(pd.Series(texts, dtype=object), format=date_format, errors="coerce", utc=True)
-    )
+    series = pd.Series(texts, dtype=object)
+    try:
+        return days_since_1970(pd.to_datetime(series, format=date_format, errors="coerce", utc=True))
+    except ValueError as error:
+        raise ConfigError(f"date_format cannot be '{date_format}': {reason(error)}.") from error
 
 
 def days_since_1970(dates: Any) -> Numbers:

@@ -31,7 +31,7 @@ _DIGITS = ("0", "1")
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """A column: each row has one of the distinct values, or none."""
+    """A column: each row has one of the distinct values, or none. `make_column` merges equal values."""
 
     codes: NDArray[np.int64]  # position in `texts` of each row's value; -1: missing
     texts: tuple[str, ...]  # distinct values
@@ -61,6 +61,26 @@ class Column:
     @property
     def are_integers(self) -> bool:
         return self.numbers is not None and bool((self.numbers == self.numbers.round()).all())
+
+
+def make_column(
+    codes: NDArray[np.int64],
+    texts: Sequence[str],
+    kinds: tuple[str, ...],
+    numbers: Numbers | None = None,
+    words: tuple[str, str] | None = None,
+) -> Column:
+    """Return a column in which texts that are equal, such as Yes and yes or 1 and 1.0 after reading, are one value.
+
+    >>> make_column(np.array([0, 1, -1]), ["yes", "yes"], (BOOLEAN, CATEGORY), np.ones(2)).codes.tolist()
+    [0, 0, -1]
+    """
+    first = dict[str, int]()  # of each distinct text
+    for position, text in enumerate(texts):
+        first.setdefault(text, position)
+    number_of = {text: number for number, text in enumerate(first)}
+    merged = np.array([*(number_of[text] for text in texts), -1], np.int64)  # the last one for missing values
+    return Column(merged[codes], tuple(first), kinds, None if numbers is None else numbers[[*first.values()]], words)
 
 
 def read_columns(
@@ -135,7 +155,7 @@ def _read_typed(raw: RawTable, name: str, missing: Sequence[str]) -> Column:
     if pd.api.types.is_bool_dtype(series.dtype):
         texts = tuple("true" if value else "false" for value in numbers.tolist())
         return Column(codes.astype(np.int64), texts, (BOOLEAN, CATEGORY), numbers, ("false", "true"))
-    return _number_column(codes.astype(np.int64), tuple(map(number_text, numbers.tolist())), numbers)
+    return _number_column(codes.astype(np.int64), numbers)
 
 
 def _distinct_texts(raw: RawTable, name: str, missing: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
@@ -155,19 +175,18 @@ def _text(cell: Any) -> str:
     return number_text(cell) if is_number else str(cell)
 
 
-def _number_column(codes: NDArray[np.int64], texts: tuple[str, ...], numbers: Numbers) -> Column:
+def _number_column(codes: NDArray[np.int64], numbers: Numbers) -> Column:
     is_boolean = bool(np.isin(numbers, (0, 1)).all())
     kinds = (BOOLEAN, NUMBER, CATEGORY) if is_boolean else (NUMBER, CATEGORY)
-    return Column(codes, texts, kinds, numbers, _DIGITS if is_boolean else None)
+    texts = list(map(number_text, numbers.tolist()))
+    return make_column(codes, texts, kinds, numbers, _DIGITS if is_boolean else None)
 
 
 def _category_column(codes: NDArray[np.int64], texts: Sequence[str]) -> Column:
     """Return a column of categories; codes such as 1 and 1.0 are the same."""
     numbers = parse_numbers(texts, ".").tolist()
     plain = [text if number != number else number_text(number) for text, number in zip(texts, numbers, strict=True)]
-    number_of = {text: number for number, text in enumerate(dict.fromkeys(plain))}
-    position = np.array([*(number_of[text] for text in plain), -1], np.int64)  # the last one for missing values
-    return Column(position[codes], tuple(number_of), (CATEGORY,))
+    return make_column(codes, plain, (CATEGORY,))
 
 
 def _as_category(column: Column) -> Column:
@@ -198,10 +217,9 @@ def _from_texts(
         one, other = (number_text(float(numbers[mark][value])) for mark in (".", ","))
         raise place.error(texts, value, f"which can be {one} or {other}; set decimal to '.' or ','")
     if numbers:
-        plain = next(iter(numbers.values()))
-        return _number_column(codes, tuple(map(number_text, plain.tolist())), plain)
+        return _number_column(codes, next(iter(numbers.values())))
     if (booleans := read_booleans(texts)) is not None:
-        return Column(codes, tuple(text.lower() for text in texts), (BOOLEAN, CATEGORY), *booleans)
+        return make_column(codes, [text.lower() for text in texts], (BOOLEAN, CATEGORY), *booleans)
     dates = read_dates(texts, settings.date_format)
     readings = list(dates.values())
     if any(not np.array_equal(readings[0], other) for other in readings[1:]):

@@ -12,6 +12,7 @@ import numpy as np
 from fedtailor.core.untrusted_input import parse_json, read_text
 from fedtailor.data.formats.folder_entries import list_entries
 from fedtailor.data.splits.class_fractions import Indices
+from fedtailor.data.splits.owners import client_names
 from fedtailor.data.tables.agreement import agree
 from fedtailor.data.tables.columns import CATEGORY, Column, read_columns
 from fedtailor.data.tables.reading import SUFFIXES, RawTable, from_frame, read_table
@@ -53,7 +54,8 @@ def read_sites(source: Mapping[str, Any] | str | Path, client: str | None) -> di
         files = list_entries(path, "*", lambda entry: entry.is_file() and entry.suffix.lower() in SUFFIXES, path)
         if not files:
             raise DataError(f"'{path}' must contain one .csv or .parquet file per client.")
-        return {file.stem: table for file, table in zip(files, map(read_table, files), strict=True)}
+        names = client_names([file.stem for file in files], len(files))
+        return dict(zip(names, map(read_table, files), strict=True))
     if not path.exists():
         raise DataError(f"There is no file or folder '{path}'.")
     if client is None:
@@ -83,7 +85,7 @@ def split_by_client(raw: RawTable, client: str) -> dict[str, RawTable]:
     if column.missing.any():
         row = raw.rows[int(np.flatnonzero(column.missing)[0])]
         raise DataError(f"Row {row} of {raw.source} has no client in the column '{client}'; fill it in.")
-    rest = RawTable(raw.source, raw.frame.drop(columns=client), raw.rows, raw.delimiter)
+    rest = RawTable(raw.source, raw.frame.drop(columns=client), raw.rows)
     return {
         name: rest.take(np.flatnonzero(column.codes == column.texts.index(name)), f"{raw.source} ({name})")
         for name in sorted_labels(column.texts)

@@ -35,7 +35,6 @@ class RawTable:
     source: str  # such as 'a.csv', for messages
     frame: "pd.DataFrame"
     rows: Sequence[Any]  # name of each row: as a spreadsheet numbers it, or the label of a data frame
-    delimiter: str = ","
 
     @property
     def start(self) -> str:
@@ -44,7 +43,7 @@ class RawTable:
 
     def take(self, rows: Any, source: str | None = None) -> "RawTable":
         """Return some of the rows, by their positions."""
-        return RawTable(source or self.source, self.frame.iloc[rows], [self.rows[row] for row in rows], self.delimiter)
+        return RawTable(source or self.source, self.frame.iloc[rows], [self.rows[row] for row in rows])
 
 
 def import_pandas() -> Any:
@@ -74,24 +73,25 @@ def read_table(path: Path) -> RawTable:
         table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror or reason(error)}.") from error
-    return from_frame(table.frame, table.source, table.rows, table.delimiter)
+    return from_frame(table.frame, table.source, table.rows)
 
 
-def from_frame(frame: Any, source: str, rows: Sequence[Any] | None = None, delimiter: str = ",") -> RawTable:
+def from_frame(frame: Any, source: str, rows: Sequence[Any] | None = None) -> RawTable:
     """Return a data frame as a table after checking its columns; rows without any value are left out."""
     pd = import_pandas()
+    start = source[0].upper() + source[1:]
     if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"{source} must be a pandas DataFrame, got {type(frame).__name__}.")
+        raise DataError(f"{start} must be a pandas DataFrame, got {type(frame).__name__}.")
     names = [str(name).strip() for name in frame.columns]
-    _check_columns(names, source)
+    _check_columns(names, start)
     frame = frame.set_axis(names, axis=1)
     frame = frame.loc[:, [name != "" for name in names]]
     blank = (frame.isna() | (frame == "")).all(axis=1).to_numpy()
     labels = list(frame.index) if rows is None else list(rows)
     kept = [position for position, is_blank in enumerate(blank) if not is_blank]
     if not kept:
-        raise DataError(f"{source} has no rows; a table needs a header and at least one row per sample.")
-    return RawTable(source, frame.reset_index(drop=True), labels, delimiter).take(kept)
+        raise DataError(f"{start} has no rows; a table needs a header and at least one row per sample.")
+    return RawTable(source, frame.reset_index(drop=True), labels).take(kept)
 
 
 def _check_columns(names: Sequence[str], source: str) -> None:
@@ -123,7 +123,7 @@ def _read_csv(path: Path) -> RawTable:
         raise DataError(
             f"{source} cannot be read: {reason(error)}; close the quote that is open at its end."
         ) from error
-    return RawTable(source, frame.set_axis(header, axis=1), range(2, len(frame) + 2), delimiter)
+    return RawTable(source, frame.set_axis(header, axis=1), range(2, len(frame) + 2))
 
 
 def _decode(path: Path) -> str:

@@ -19,7 +19,6 @@ from fedtailor.data.tables.table_format import ALL_SITES, UNKNOWN, Array, Featur
 from fedtailor.errors import DataError
 
 FORMAT = "fedtailor table schema 1"
-_MAX_COLUMNS = 10_000
 
 
 @dataclass(frozen=True)

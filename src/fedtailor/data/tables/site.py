@@ -1,6 +1,7 @@
 """A site's table: rows with a target, split into training and test rows by the site alone."""
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,10 +32,6 @@ class Site:
     targets: dict[str, Column]
     train: Indices
     test: Indices
-
-    @property
-    def rows(self) -> int:
-        return len(self.raw.rows)
 
 
 def open_site(name: str, raw: RawTable, settings: SiteSettings, seed: int) -> Site:
@@ -99,8 +96,8 @@ def _strata(targets: dict[str, Column], settings: SiteSettings) -> NDArray[Any]:
         is_class = BOOLEAN in column.kinds  # whether there was an event
     if settings.regression or not is_class:
         return np.zeros(len(column.codes))
-    order = sorted_labels(column.texts)
-    return np.array([order.index(text) for text in column.texts])[column.codes]
+    number = {label: number for number, label in enumerate(sorted_labels(column.texts))}
+    return np.array([number[text] for text in column.texts])[column.codes]
 
 
 def sorted_labels(labels: Sequence[str]) -> list[str]:
@@ -109,7 +106,7 @@ def sorted_labels(labels: Sequence[str]) -> list[str]:
     >>> sorted_labels(["10", "9"]), sorted_labels(["b", "a10", "a9"])
     (['9', '10'], ['a10', 'a9', 'b'])
     """
-    are_integers = all(label.lstrip("-").isdigit() for label in labels)
+    are_integers = all(re.fullmatch("-?[0-9]{1,18}", label) for label in labels)
     return sorted(labels, key=int) if are_integers else sorted(labels)
 
 

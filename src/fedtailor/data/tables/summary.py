@@ -114,6 +114,8 @@ class SiteSummary:
             )  # fmt: skip
             if found.settings.keys() != set(SHARED):
                 raise ValueError("other settings")
+            if SiteSettings(**found.settings).targets != tuple(found.targets) or not found.targets:
+                raise ValueError("other targets")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             fix = "create one with: fedtailor tables summarize FILE --target COLUMN --out summary.json"
             raise DataError(f"{source} is not the summary of a table; {fix}.") from error
