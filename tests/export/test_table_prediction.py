@@ -51,6 +51,9 @@ def test_predictions_of_raw_file_are_those_of_preprocessed_rows(run: tuple[ft.Fe
         own = torch.cat([fed.train[client], fed.test[client]]).sort().values
         with torch.no_grad():
             assert torch.equal(found.outputs, model(fed.x[own]))
+        frame = pd.read_csv(folder / f"{site}.csv", index_col=False).rename(index=lambda row: f"patient {row}")
+        named = predict(model, frame)
+        assert torch.equal(named.outputs, found.outputs) and named.samples[3] == "patient 3"
         labels = [row[1] for row in found.rows()[1]]
         assert set(labels) <= {"alive", "dead"} and len(labels) == 40
 

@@ -171,9 +171,8 @@ def load_frame(frame: Any, client: str, settings: TableSettings, seed: int) -> d
     return load_tables(split_by_client(from_frame(frame, "the data frame"), client), settings, seed)
 
 
-def read_rows(path: Path, table: TableFormat) -> Array:
-    """Return the rows of a file in the format of a model: one number per column, NaN where a value is missing."""
-    raw = read_table(path)
+def model_rows(raw: RawTable, table: TableFormat) -> Array:
+    """Return the rows of a table in the format of a model: one number per column, NaN where a value is missing."""
     kinds = {column.name: column.kind for column in table.columns}
     lacking = [name for name in kinds if name not in raw.frame.columns]
     if lacking:

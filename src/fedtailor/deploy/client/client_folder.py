@@ -135,7 +135,8 @@ class ClientFolder:
         fed = Federation.from_file(self.data)
         if fed.num_clients != 1:
             raise DeployError(f"'{self.data}' contains {fed.num_clients} clients; save one with fed.select([0]).save.")
-        return replace(fed, names=(self.name,), classes=classes, class_names=None, mean=inputs.mean, std=inputs.std)
+        names = None if fed.table is None else fed.class_names  # for predictions of rows of a table
+        return replace(fed, names=(self.name,), classes=classes, class_names=names, mean=inputs.mean, std=inputs.std)
 
     @cached_property
     def own_deployment(self) -> Deployment:
