@@ -14,7 +14,9 @@ _FACTORS = {
     18.02: "mmol/L and mg/dL of glucose", 38.67: "mmol/L and mg/dL of cholesterol",
     88.57: "mmol/L and mg/dL of triglycerides, or mg/dL and µmol/L of creatinine",
 }  # fmt: skip
-_MEAN_TOLERANCE, _STD_TOLERANCE = log(1.15), log(1.5)  # honest differences between sites in the same unit
+# Honest differences between sites in the same unit: half a standard deviation of the means, within these limits of the
+# logarithm of their ratio, and a factor of 1.5 of the standard deviations.
+_MIN_TOLERANCE, _MAX_TOLERANCE, _STD_TOLERANCE = 0.03, 0.15, log(1.5)
 _MIN_DISTANCE = 3.0  # between means, in standard deviations of the site with smaller numbers
 
 
@@ -46,7 +48,8 @@ def suspect_factors(moments: Mapping[str, Moments]) -> dict[str, SuspectedFactor
         if not others or (len(others) == 1 and site == next(iter(usable))):
             continue
         mean, std = median(other.mean for other in others), median(other.std for other in others)
-        factor = _match(own.mean / mean, own.std / std) if mean else None
+        tolerance = min(max(0.5 * own.std / abs(own.mean), _MIN_TOLERANCE), _MAX_TOLERANCE)
+        factor = _match(own.mean / mean, own.std / std, tolerance) if mean else None
         if factor and abs(own.mean - mean) > _MIN_DISTANCE * min(own.std, std):
             known = factor if factor > 1 else 1 / factor
             units = min(_FACTORS, key=lambda candidate: abs(log(candidate / known)))
@@ -54,11 +57,11 @@ def suspect_factors(moments: Mapping[str, Moments]) -> dict[str, SuspectedFactor
     return found
 
 
-def _match(ratio_of_means: float, ratio_of_stds: float) -> float | None:
+def _match(ratio_of_means: float, ratio_of_stds: float, tolerance: float) -> float | None:
     """Return the known factor, or its inverse, that is closest to both ratios, if it is close enough."""
     if ratio_of_means <= 0 or ratio_of_stds <= 0:
         return None
     candidates = [value for factor in _FACTORS for value in (factor, 1 / factor)]
     best = min(candidates, key=lambda factor: abs(log(ratio_of_means / factor)))
-    is_close = abs(log(ratio_of_means / best)) < _MEAN_TOLERANCE and abs(log(ratio_of_stds / best)) < _STD_TOLERANCE
+    is_close = abs(log(ratio_of_means / best)) < tolerance and abs(log(ratio_of_stds / best)) < _STD_TOLERANCE
     return best if is_close else None
