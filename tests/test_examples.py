@@ -58,7 +58,7 @@ def test_method_page_lists_exactly_the_fields_of_the_method(page: str, methods: 
 
 GUIDES = (
     "compare", "data", "engines", "methods/averaged", "methods/selffl", "runs", "channel", "deploy", "models", "report",
-    "trackers", "notebooks", "numbers", "networks", "training", "losses", "splits", "heart", "papers",
+    "trackers", "notebooks", "numbers", "networks", "training", "losses", "splits", "heart", "papers", "tables",
 )  # fmt: skip
 PAGES = ["README", "CONTRIBUTING", *(f"docs/{page}" for page in GUIDES)]
 

@@ -10,8 +10,9 @@ import torch
 
 import fedtailor as ft
 from conftest import error_message
-from fedtailor.data.heart import FEATURES, HOSPITALS, PUBLISHED_COLUMNS, SHIPPED, read_shipped, read_uci_heart
+from fedtailor.data.heart import HOSPITALS, PUBLISHED_COLUMNS, SHIPPED, TABLE, read_shipped, read_uci_heart
 from fedtailor.data.standardization import standardize_by_client
+from fedtailor.export.prediction import predict
 
 PUBLISHED_ROW = "63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,0"  # the first of processed.cleveland.data
 FIRST_PATIENT = [63, 1, 145, 233, 1, 150, 0, 2.3, 0, 0, 0, 0, 1]  # typical angina (cp 1), ECG with hypertrophy (2)
@@ -27,7 +28,7 @@ def test_heart_has_published_counts() -> None:
     fed = ft.load("heart")
     sizes = [len(train) + len(test) for train, test in zip(fed.train, fed.test, strict=True)]
     assert fed.names == ("Cleveland", "Hungary", "Switzerland", "Long Beach VA") and sizes == [303, 261, 46, 130]
-    assert fed.shape == (13,) and len(FEATURES) == 13
+    assert fed.shape == (13,) and len(TABLE.features) == 13
     owned = [torch.cat(pair) for pair in zip(fed.train, fed.test, strict=True)]
     assert [fed.class_counts(own) for own in owned] == [[164, 139], [163, 98], [1, 45], [29, 101]]
 
@@ -52,7 +53,7 @@ def test_read_uci_heart_drops_incomplete_patients_and_unused_columns(tmp_path: P
     assert np.bincount(table.owner).tolist() == [1, 1, 1, 3], "only the patient without cholesterol is left out"
     own = table.owner == 3
     assert table.y[own].tolist() == [0, 1, 0]
-    assert table.x[own][:, FEATURES.index("cp 4")].tolist() == [0, 0, 1]
+    assert table.x[own][:, TABLE.feature_names.index("cp=4")].tolist() == [0, 0, 1]
 
 
 def test_flamby_test_set_is_drawn_by_sklearn() -> None:
@@ -87,7 +88,9 @@ def test_heart_is_standardized_by_own_training_samples_only() -> None:
         expected = (raw.x[test].double() - x.mean(0)) / torch.where(spread > 0, spread, 1)
         torch.testing.assert_close(fed.x[test].double(), expected, rtol=1e-4, atol=1e-5)
     switzerland = torch.cat([fed.train[2], fed.test[2]])
-    assert not fed.x[switzerland, FEATURES.index("chol")].any(), "not measured there: 0 for everyone, so a constant"
+    assert not fed.x[switzerland, TABLE.feature_names.index("chol")].any(), (
+        "not measured there: 0 for everyone, so a constant"
+    )
 
 
 def test_standardization_ignores_test_samples_and_other_clients() -> None:
@@ -148,3 +151,16 @@ def test_shipped_file_can_be_read_and_has_its_license_beside_it() -> None:
         assert len(list(csv.DictReader(file))) == 740
     text = (SHIPPED.parent / "heart.LICENSE.txt").read_text()
     assert "Janosi" in text and "CC BY 4.0" in text
+
+
+def test_model_of_heart_predicts_raw_rows_of_its_hospital(tmp_path: Path) -> None:
+    """The shipped file has the original columns; its first 303 rows are Cleveland's, which it standardizes itself."""
+    pytest.importorskip("pandas")
+    fed = ft.load("heart")
+    run = ft.simulate(ft.methods.FedAvg(), ft.network("logistic", fed), fed, rounds=1, folder=tmp_path / "run")
+    assert run.folder is not None
+    model = ft.load_personal(run.folder, 0)
+    found = predict(model, SHIPPED)
+    with torch.no_grad():
+        torch.testing.assert_close(found.outputs[:303], model(fed.x[:303]))
+    assert {row[1] for row in found.rows()[1]} == {"no disease", "disease"}

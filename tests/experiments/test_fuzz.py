@@ -23,6 +23,13 @@ from fedtailor.data.formats.text_tables import parse_table
 from fedtailor.data.images.cifar import parse_sheet
 from fedtailor.data.images.datasets import MNIST, Digits
 from fedtailor.data.sample_table import SampleTable
+from fedtailor.data.tables.agreement import agree
+from fedtailor.data.tables.columns import read_columns
+from fedtailor.data.tables.encoding import join_sites
+from fedtailor.data.tables.loading import read_schema, read_summary
+from fedtailor.data.tables.reading import read_table
+from fedtailor.data.tables.settings import SiteSettings, TableSettings
+from fedtailor.data.tables.site import open_site
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.methods import METHODS
@@ -37,12 +44,14 @@ from support.data_frame_pickles import data_frames
 from support.feature_files import feature_file, wav_bytes
 from support.fuzzing import Reader, fuzz
 from support.mutations import ODD, damaged, odd_settings
+from support.table_files import table_files
 
 MEMORY = 2**26  # bytes of memory that readers believe the machine has
 
 
 FRAMES = data_frames({1: [{"a": np.zeros(2), "label": np.zeros(2, np.int64)}]})
 TABLE = b"1,-2.5,3\n4,5e-3,6\n"
+RAW_TABLE, CSV, PARQUET, SUMMARY, SCHEMA = table_files()
 FEATURES, WAV = feature_file(), wav_bytes(np.arange(800, dtype=np.int16))
 
 
@@ -127,6 +136,31 @@ def read_federation(data: bytes, folder: Path) -> None:
     assert fed.class_counts(fed.train[0]) is None or len(fed.names) == len(fed.train)
 
 
+def read_csv(data: bytes, folder: Path) -> None:
+    (folder / "a.csv").write_bytes(data)
+    found = read_columns(read_table(folder / "a.csv"), SiteSettings())
+    assert all(np.isfinite(column.numbers).all() for column in found.values() if column.numbers is not None)
+
+
+def read_parquet(data: bytes, folder: Path) -> None:
+    (folder / "a.parquet").write_bytes(data)
+    read_columns(read_table(folder / "a.parquet"), SiteSettings())
+
+
+def read_table_schema(data: bytes, folder: Path) -> None:
+    """Read a schema, and encode a table with it."""
+    (folder / "schema.json").write_bytes(data)
+    schema = read_schema(folder / "schema.json")
+    found = join_sites([open_site("a", RAW_TABLE, schema.site_settings(), schema.seed)], schema)
+    assert np.isfinite(found["x"]).all()
+
+
+def read_table_summary(data: bytes, folder: Path) -> None:
+    """Read a summary, and agree on a schema with it."""
+    (folder / "a.json").write_bytes(data)
+    agree([read_summary(folder / "a.json")], TableSettings(target="y"))
+
+
 def read_trace_file(data: bytes, folder: Path) -> None:
     (folder / "trace.json").write_bytes(data)
     read_trace(folder / "trace.json")
@@ -171,6 +205,10 @@ READERS = {
     ),
     "data frames": Reader(lambda data, folder: unpickle_data_frames(data), FRAMES, damaged([FRAMES])),
     "tables": Reader(lambda data, folder: parse_table(data, 3, ",", "It"), TABLE, damaged([TABLE])),
+    "csv": Reader(read_csv, CSV, damaged([CSV])),
+    "parquet": Reader(read_parquet, PARQUET, damaged([PARQUET])),
+    "schemas": Reader(read_table_schema, SCHEMA, damaged([SCHEMA])),
+    "summaries": Reader(read_table_summary, SUMMARY, damaged([SUMMARY])),
     "features": Reader(read_features, FEATURES, damaged([FEATURES])),
     "recordings": Reader(read_wav, WAV, damaged([WAV])),
     "traces": Reader(read_trace_file, b"[[0, 1], [2], []]", damaged([b"[[0, 1], [2], []]"])),

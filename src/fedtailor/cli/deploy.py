@@ -140,7 +140,8 @@ def client(
     data: Annotated[
         Path,
         typer.Option(
-            help="this client's .npz: x_train, y_train, x_test, y_test; or x, y; or a file of Federation.save"
+            help="this client's .npz: x_train, y_train, x_test, y_test; or x, y; a .csv or .parquet with --schema; "
+            "or a file of Federation.save"
         ),
     ],
     folder: Annotated[
@@ -151,6 +152,9 @@ def client(
         str | None,
         typer.Option(help="this client's own network if the method allows it: a name, or JSON with name and fields"),
     ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="the schema of tables that the operator sent (fedtailor tables agree)")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="join without confirmation")] = False,
 ) -> None:
     """Join a federation and stay in the foreground until stopped. After a restart, the client continues."""
@@ -158,7 +162,7 @@ def client(
     with supernode.lock_client_folder(path):  # a running client reads its folder for every message
         open_bundle(bundle, path / "bundle", name)
         own = None if network is None else parse_overrides([f"--network={network}"]).settings["network"]
-        client_folder = ClientFolder.create(path, data, device, own)
+        client_folder = ClientFolder.create(path, data, device, own, schema)
         sizes = ", ".join(f"{size} {part}" for part, size in client_folder.sizes.items())
         print_line(f"{name} has {sizes} samples. They stay on this machine.")
         _show_payload(client_folder.deployment)

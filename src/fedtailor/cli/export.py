@@ -69,7 +69,9 @@ def predict(
     run: Annotated[Path, typer.Argument(help="a run folder, a deployed client's folder, or an exported model")],
     file: Annotated[
         Path | None,
-        typer.Argument(help="the samples: .npz, .npy, an image, or a folder of images; with --all optional"),
+        typer.Argument(
+            help="the samples: .csv, .parquet, .npz, .npy, an image, or a folder of images; with --all optional"
+        ),
     ] = None,
     client: _Client = None,
     all_clients: Annotated[

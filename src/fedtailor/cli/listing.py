@@ -103,7 +103,8 @@ def flags_help(what: str, parts: Mapping[str, type[Any]], hidden: Sequence[str] 
             if field not in ("method", "network", *parts, *hidden):
                 name = ".".join(filter(None, [prefix, field.replace("_", "-")]))
                 lines += [f"--{name}{f' ({default})' if default not in ('', 'None') else ''}  {text}", ""]
-    lines += ["--method NAME, --method.FIELD, --network NAME, --network.FIELD: see fedtailor list methods|networks"]
+    if "method" in field_help(parts[""]):
+        lines += ["--method NAME, --method.FIELD, --network NAME, --network.FIELD: see fedtailor list methods|networks"]
     if "data" in parts:
         lines += ["", "NAME can be your own code, such as my_module:MyMethod, also with --data; FIELD is its argument."]
         lines += ["", "--allow-code  import code that only a file names"]

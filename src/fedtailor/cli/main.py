@@ -16,6 +16,7 @@ from fedtailor.cli.reporting import live, report, track
 from fedtailor.cli.run import resume, run
 from fedtailor.cli.show import show
 from fedtailor.cli.sweep import sweep
+from fedtailor.cli.tables import tables
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.data.dataset import PartitionedData
 from fedtailor.errors import ConfigError, FedTailorError
@@ -49,6 +50,7 @@ for _command, _arguments in _WITH_FLAGS.items():
 for _command in _COMMANDS:
     app.command(_command.__name__.removesuffix("_"))(_command)
 app.add_typer(data, name="data")
+app.add_typer(tables, name="tables")
 
 
 def _print_version(requested: bool) -> None:

@@ -12,7 +12,7 @@ from fedtailor.data.images.datasets import CIFAR10, CIFAR100, EMNIST, MNIST, Dig
 from fedtailor.data.leaf.datasets import FEMNIST, FEMNISTLetters, Sent140, Shakespeare
 from fedtailor.data.sensors.datasets import HAPT, KUHAR
 from fedtailor.data.tcga_brca import TCGABRCA
-from fedtailor.data.user_data import FileData, FolderData, PFLlibData
+from fedtailor.data.user_data import FileData, FolderData, PFLlibData, TablesData
 from fedtailor.errors import unknown_name
 
 DATASETS: dict[str, type[Data]] = {
@@ -21,7 +21,7 @@ DATASETS: dict[str, type[Data]] = {
         Digits, FashionMNIST, MNIST, EMNIST, CIFAR10, CIFAR100, TinyImageNet,
         FEMNIST, FEMNISTLetters, Sent140, Shakespeare, HAPT, KUHAR, CremaD, CrisisMMD, Heart, TCGABRCA,
         Gaussian, Rectangles,
-        FolderData, PFLlibData, FileData,
+        FolderData, TablesData, PFLlibData, FileData,
     )
 }  # fmt: skip
 

@@ -36,6 +36,7 @@ from fedtailor.data.splits.owners import check_owned, client_names, samples_by_c
 from fedtailor.data.splits.resampling import check_repeat, draw_split
 from fedtailor.data.stored_samples import StoredSamples, hash_samples, non_finite_samples
 from fedtailor.data.survival_targets import invalid_targets, strata_of
+from fedtailor.data.tables.table_format import TableFormat
 from fedtailor.errors import DataError
 
 OWN_DATA = "own data"  # name of data without settings
@@ -59,6 +60,7 @@ class Federation:
     survival: bool = False  # whether targets are (event, time), with event 1 if it was observed and 0 if censored
     stored: StoredSamples | None = None  # what is recorded about x and y if they are from a federation file
     refit: Callable[["Federation"], "Federation"] | None = None  # repeats what `with_preprocessing` did after a resplit
+    table: TableFormat | None = None  # how x was computed from the rows of a table, if it was
 
     def __post_init__(self) -> None:
         _check(self)
@@ -174,7 +176,7 @@ class Federation:
         """
 
         def refit(new: Federation) -> Federation:
-            before = replace(new, x=self.x, mean=self.mean, std=self.std, refit=None)
+            before = replace(new, x=self.x, mean=self.mean, std=self.std, table=self.table, refit=None)
             return (before if self.refit is None else self.refit(new)).with_preprocessing(fit)
 
         return replace(fit(self), refit=refit)
@@ -398,6 +400,73 @@ class Federation:
         settings |= {"survival": True} if survival else {}
         options = {"classes": classes, "regression": regression, "survival": survival, "settings": settings}
         return cls._from_client_arrays(found, **options)
+
+    @classmethod
+    def from_tables(
+        cls,
+        files: Mapping[str, str | Path] | str | Path,
+        *,
+        target: str | Sequence[str] | None = None,
+        client: str | None = None,
+        schema: str | Path | None = None,
+        test: float | str = 0.25,
+        fit: str = "federation",
+        ignore: Sequence[str] = (),
+        seed: int = 0,
+        **options: Any,
+    ) -> "Federation":
+        """Read one table per client, .csv or .parquet: files by client, a folder of files, or one file with a column
+        `client`. The sites agree on a schema from summaries without rows; see docs/tables.md.
+
+        `target` is a column of classes (text, booleans, integers) or of numbers to predict; several columns are numbers
+        that belong together, with `survival=True` an event and its time. `test` is a fraction, or a column with "train"
+        or "test".
+        Imputation and standardization are fitted on the training rows of all sites, from their sums, or with
+        `fit="site"` of each site alone; `fed.table` contains them. `ignore` names columns that are not used. More
+        options: the fields of `fedtailor.data.tables.settings.TableSettings`. With `schema`, the file on which the
+        sites agreed before, it sets the target, the split, and the features.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for site in ("a", "b"):
+        ...         rows = "".join(f"{40 + i},{'yes' if i % 2 else 'no'}\\n" for i in range(20))
+        ...         _ = Path(folder, f"{site}.csv").write_text("age,outcome\\n" + rows)
+        ...     fed = Federation.from_tables(folder, target="outcome")
+        >>> fed.names, fed.class_names, fed.table.feature_names
+        (('a', 'b'), ('no', 'yes'), ['age'])
+        """
+        from fedtailor.data.tables.loading import describe_source, load_tables, make_settings, read_sites
+
+        settings = make_settings(target=target, test=test, fit=fit, ignore=ignore, **options)
+        found = load_tables(read_sites(files, client), settings, seed, schema)
+        source = describe_source(files, client, schema)
+        return cls._from_table(found, {"name": "tables", **source, **vars(settings), "seed": seed})
+
+    @classmethod
+    def from_dataframe(
+        cls, frame: Any, *, client: str, target: str | Sequence[str], seed: int = 0, **options: Any
+    ) -> "Federation":
+        """Make a federation from a pandas DataFrame; the column `client` names the client of each row.
+
+        The other arguments are those of `from_tables`.
+
+        >>> import pandas as pd
+        >>> frame = pd.DataFrame({"site": ["a", "b"] * 20, "age": range(40), "ill": [True, False, False, True] * 10})
+        >>> Federation.from_dataframe(frame, client="site", target="ill")
+        Federation(2 clients, 30 training and 10 test samples, 2 classes, inputs 1)
+        """
+        from fedtailor.data.tables.loading import load_frame, make_settings  # require pandas on use
+
+        settings = make_settings(target=target, **options)
+        found = load_frame(frame, client, settings, seed)
+        return cls._from_table(found, {"name": "data frame", "client": client, **vars(settings), "seed": seed})
+
+    @classmethod
+    def _from_table(cls, found: Mapping[str, Any], settings: Mapping[str, Any]) -> "Federation":
+        train, test = (tuple(torch.from_numpy(own) for own in found[part]) for part in ("train", "test"))
+        x, y = torch.from_numpy(found["x"]), torch.from_numpy(found["y"])
+        rest = {name: found[name] for name in ("names", "classes", "class_names", "survival", "table", "refit")}
+        return cls(x, y, train, test, **rest, settings=settings)
 
     @classmethod
     def from_pfllib(cls, folder: str | Path) -> "Federation":

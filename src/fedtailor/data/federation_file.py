@@ -32,6 +32,7 @@ from fedtailor.core.model import Inputs
 from fedtailor.core.tensor_hash import tensor_bytes
 from fedtailor.core.untrusted_input import check_settings, parse_json
 from fedtailor.data.stored_samples import StoredSamples, hash_samples
+from fedtailor.data.tables.table_format import TableFormat
 from fedtailor.errors import DataError, FedTailorError, reason
 
 FORMAT = "fedtailor federation 1"
@@ -179,6 +180,7 @@ def _positions(positions: Tensor, samples: int) -> Tensor:
 def _plain_fields(description: Mapping[str, Any]) -> Fields:
     found: Fields = {name: tuple(v) if isinstance(v := description[name], list) else v for name in PLAIN_FIELDS}
     texts, numbers = [*found["names"], *(found["class_names"] or ())], [*(found["mean"] or ()), *(found["std"] or ())]
+    found["table"] = None if (table := description.get("table")) is None else TableFormat.from_json(table)
     is_valid = all(isinstance(text, str) for text in texts) and all(type(n) in (int, float) for n in numbers)
     if not is_valid or not 0 <= (found["classes"] or 0) <= _MAX_CLASSES:
         raise ValueError("its description is invalid")

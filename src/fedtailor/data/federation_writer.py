@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from hashlib import sha256
 from math import prod
 from pathlib import Path
@@ -138,6 +139,7 @@ def _write_rest(file: BinaryIO, first: int, entries: Entries, fields: Fields) ->
     """Append everything but the inputs, and write the header into the room before them."""
     x, y = fields["x"], fields["y"]
     description = {name: fields[name] for name in PLAIN_FIELDS}
+    description["table"] = None if fields["table"] is None else asdict(fields["table"])
     description |= {"parts": list(as_parts(x)), "source": dict(fields["settings"]), "sha256": hash_samples(x, y)}
     description |= {"survival": True} if fields["survival"] else {}
     description["is_finite"] = not any(bool(non_finite_samples(part).any()) for part in as_parts(x).values())

@@ -11,7 +11,7 @@ their first level, and the target is whether there is any disease (num > 0).
 
 import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -25,6 +25,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.data.formats.folder_entries import list_entries
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.data.standardization import standardize_by_client
+from fedtailor.data.tables.table_format import ALL_SITES, Feature, Statistics, TableColumn, TableFormat
 from fedtailor.errors import DataError
 
 SHIPPED = Path(__file__).parent / "files" / "heart.csv"
@@ -35,9 +36,16 @@ PUBLISHED_COLUMNS = (
 )  # fmt: skip
 COLUMNS = tuple(name for name in PUBLISHED_COLUMNS if name not in ("slope", "ca", "thal"))
 CODES = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2)}  # chest pain and resting ECG
-FEATURES = (
-    *(name for name in COLUMNS[:-1] if name not in CODES),
-    *(f"{name} {code}" for name, codes in CODES.items() for code in codes[1:]),
+TABLE = TableFormat(  # the features before they are standardized
+    columns=tuple(
+        TableColumn(name, "category", tuple(map(str, CODES[name]))) if name in CODES else TableColumn(name, "number")
+        for name in COLUMNS[:-1]
+    ),
+    features=(
+        *(Feature(column) for column, name in enumerate(COLUMNS[:-1]) if name not in CODES),
+        *(Feature(COLUMNS.index(name), code) for name, codes in CODES.items() for code in range(1, len(codes))),
+    ),
+    statistics={ALL_SITES: Statistics((0.0,) * 10, (0.0,) * 13, (1.0,) * 13)},
 )
 _EXPANSION = 64  # bytes in memory per character of a file
 _EXPECTED = f"expected {', '.join(f'processed.{name}.data' for name in HOSPITALS)}, as UCI publishes them"
@@ -71,7 +79,7 @@ class Heart(OwnedData):
 
     def make_federation(self) -> Federation:
         fed = super().make_federation()
-        return standardize_by_client(fed) if self.standardize else fed
+        return standardize_by_client(replace(fed, table=TABLE)) if self.standardize else fed
 
     def read(self) -> SampleTable:
         return read_shipped() if self.folder is None else read_uci_heart(Path(self.folder).expanduser())
@@ -132,16 +140,16 @@ def read_complete_cases(path: Path) -> Rows:
 
 
 def make_table(values: Rows, owner: NDArray[np.int64], is_test: NDArray[np.bool_] | None = None) -> SampleTable:
-    """Return the table of samples with the features `FEATURES`, given rows with the columns `COLUMNS`."""
-    column = dict(zip(COLUMNS, values.T, strict=True))
+    """Return the table of samples with the features of `TABLE`, given rows with the columns `COLUMNS`."""
+    rows = values[:, :-1].copy()
     for name, codes in CODES.items():
-        if not np.isin(column[name], codes).all():
+        column = rows[:, COLUMNS.index(name)]
+        if not np.isin(column, codes).all():
             raise DataError(f"The column {name} must contain the codes {codes}; download the files again.")
-    plain = [column[name] for name in COLUMNS[:-1] if name not in CODES]
-    encoded = [column[name] == code for name, codes in CODES.items() for code in codes[1:]]
+        column -= codes[0]  # the codes are consecutive
     return SampleTable(
-        x=np.stack([*plain, *encoded], axis=1).astype(np.float32),
-        y=(column["num"] > 0).astype(np.int64),
+        x=TABLE.encode(rows),
+        y=(values[:, -1] > 0).astype(np.int64),
         classes=2,
         owner=owner,
         owner_names=tuple(HOSPITALS.values()),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite, prod
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from fedtailor.core.memory_limits import check_memory
 from fedtailor.core.model import Inputs
 from fedtailor.data.federation import Federation
+from fedtailor.data.tables.table_format import TableFormat
 from fedtailor.errors import DataError
 
 SINGLE_INPUT = ""  # name of the part if inputs have a single part
@@ -33,6 +34,8 @@ class InputSpec:
     class_names: tuple[str, ...] | None = None  # if the labels were text
     survival: bool = False  # targets are (event, time), and the model has one output
     dtype_is_assumed: bool = False  # a deployed client's folder does not contain the dtype
+    table: TableFormat | None = None  # how samples are computed from the rows of a table
+    takes_rows: bool = False  # the model takes rows of the table, as an exported graph does, and encodes them itself
 
     def __post_init__(self) -> None:
         shapes = [shape for _, shape in self.parts.values()]
@@ -46,9 +49,28 @@ class InputSpec:
             and all(isfinite(value) for value in statistics)
             and (self.class_names is None or len(self.class_names) == self.classes)
             and all(len(name) <= _MAX_NAME for name in self.class_names or ())
+            and self._fits_table()
         )
         if not valid:
             raise DataError("The input specification of a model is invalid: check its shapes, classes, and dtypes.")
+
+    def _fits_table(self) -> bool:
+        if self.table is None:
+            return not self.takes_rows
+        return self.shape == (len(self.table.columns if self.takes_rows else self.table.features),)
+
+    @property
+    def rows(self) -> "InputSpec":
+        """The format of the rows of the table, one number per column, instead of their features."""
+        assert self.table is not None
+        return replace(self, parts={SINGLE_INPUT: ("float64", (len(self.table.columns),))}, takes_rows=True)
+
+    @property
+    def features(self) -> "InputSpec":
+        """The format of the samples that the network takes."""
+        if not self.takes_rows or self.table is None:
+            return self
+        return replace(self, parts={SINGLE_INPUT: ("float32", (len(self.table.features),))}, takes_rows=False)
 
     @classmethod
     def from_federation(cls, fed: Federation) -> "InputSpec":
@@ -60,7 +82,10 @@ class InputSpec:
         """
         parts = fed.x if isinstance(fed.x, dict) else {SINGLE_INPUT: fed.x}
         kinds = {name: (str(part.dtype).removeprefix("torch."), tuple(part.shape[1:])) for name, part in parts.items()}
-        return cls(kinds, fed.classes, max(1, fed.y[:1].numel()), fed.mean, fed.std, fed.class_names, fed.survival)
+        return cls(
+            kinds, fed.classes, max(1, fed.y[:1].numel()), fed.mean, fed.std, fed.class_names, fed.survival,
+            table=fed.table,
+        )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """Return the specification as plain JSON values.

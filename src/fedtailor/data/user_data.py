@@ -1,12 +1,13 @@
 """Readers of users' own files as data sets, which are already split into clients."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from fedtailor.data.dataset import Data
 from fedtailor.data.federation import Federation
-from fedtailor.errors import DataError
+from fedtailor.data.tables.settings import TableSettings
+from fedtailor.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,30 @@ class PFLlibData(Data):
 
     def make_federation(self) -> Federation:
         return _with_seed(Federation.from_pfllib(_require(self, "folder")), self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablesData(TableSettings, Data):
+    """Your own tables, .csv or .parquet: one file per client, or one file with a column of clients."""
+
+    name: ClassVar[str] = "tables"
+
+    folder: Annotated[str | None, "folder with one file per client; the client has the file's name"] = None
+    file: Annotated[str | None, "one file with the rows of all clients, instead of a folder"] = None
+    files: Annotated[dict[str, str] | None, "the file of each client as JSON, instead of a folder"] = None
+    client: Annotated[str | None, "column of data.file that names the client of each row"] = None
+    schema: Annotated[str | None, "file on which the sites agreed (fedtailor tables agree); default: agree now"] = None
+
+    def __post_init__(self) -> None:
+        TableSettings.__post_init__(self)
+        Data.__post_init__(self)
+
+    def make_federation(self) -> Federation:
+        given = [source for source in (self.folder, self.file, self.files) if source is not None]
+        if len(given) != 1:
+            raise ConfigError("The data set 'tables' needs one of data.folder, data.file, and data.files.")
+        settings = {f.name: getattr(self, f.name) for f in fields(TableSettings)}
+        return Federation.from_tables(given[0], client=self.client, schema=self.schema, seed=self.seed or 0, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from fedtailor.training.config import TrainingConfig
 from fedtailor.training.simulate import describe_config, describe_method
 
 DEPLOYMENT_FILE = "deployment.toml"
+TABLE_FILE = "table.json"  # in a client's folder
 _DUMMY_SAMPLES = 4  # generated samples to determine what a client will send
 SIMULATION_SETTINGS = (
     "engine", "chunk_size", "schedule", "checkpoint_every", "unreliable", "evaluate", "patience", "held_out_clients"
@@ -68,6 +69,9 @@ class Inputs:
     mean: Annotated[tuple[float, ...] | None, "per channel or pixel, subtracted from inputs"] = None
     std: Annotated[tuple[float, ...] | None, "per channel or pixel, inputs are divided by it"] = None
     test: Annotated[InnerFraction, "fraction of samples for testing, unless a client's file selects them"] = 0.25
+    schema: Annotated[str | None, "checksum of the clients' schema of tables, which fedtailor tables agree prints"] = (
+        None
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, "inputs.")

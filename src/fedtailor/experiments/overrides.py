@@ -10,7 +10,7 @@ from fedtailor.errors import ConfigError
 
 T = TypeVar("T")
 _MAX_DOTS = 8  # in a flag; --method.inner.lr has two
-_PATH_FLAGS = ("out", "data.folder", "data.file", "unreliable.trace")  # paths may contain commas and brackets
+_TEXT_FLAGS = ("out", "data.folder", "data.file", "data.schema", "unreliable.trace", "data.decimal", "decimal")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def parse_overrides(words: Sequence[str]) -> Overrides:
         name = name.replace("-", "_")
         if name.count(".") > _MAX_DOTS:
             raise ConfigError(f"A flag can have at most {_MAX_DOTS} dots, got {name.count('.')}.")
-        settings[name] = value if name in _PATH_FLAGS else _value(value)
+        settings[name] = value if name in _TEXT_FLAGS else _value(value)
     return Overrides(positional, settings)
 
 

@@ -55,8 +55,11 @@ def parse_value(hint: Any, value: Any, where: str) -> Any:
     """
     if str(value).lower() == "none" and NoneType in get_args(hint):  # as flags write it
         value = None
-    if _is_list(hint) and (isinstance(value, (int, float)) or (isinstance(value, str) and "list[str]" in str(hint))):
+    holds_text = "list[str]" in str(hint) or "tuple[str" in str(hint)
+    if _is_list(hint) and (isinstance(value, (int, float)) or (isinstance(value, str) and holds_text)):
         value = [value]  # a list of one, as the command writes it
+    if isinstance(value, list) and "tuple[str" in str(hint):
+        value = [str(part) if isinstance(part, int | float) else part for part in value]  # such as --data.missing -999
     try:
         return TypeAdapter(_fail_fast(hint, value)).validate_python(value)
     except PydanticSchemaGenerationError:  # a type that only users' own code has

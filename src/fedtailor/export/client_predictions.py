@@ -161,9 +161,10 @@ def _predict_test_data(
 
 
 def _predict_file(models: Iterator[PersonalModel], run: Run, path: Path) -> Iterator[ClientPredictions]:
-    samples = None
+    samples, inputs = None, None
     for client, model in enumerate(models):
-        samples = samples or read_samples(path, model.info.inputs)  # the input format is the same for all clients
+        if samples is None or inputs != model.info.inputs:  # tables may be standardized by each client's own rows
+            samples, inputs = read_samples(path, model.info.inputs), model.info.inputs
         found = predict_samples(model, model.info, *samples)
         yield ClientPredictions(client, str(all_clients(run.info)[client]["name"]), found)
 

@@ -117,7 +117,7 @@ def model_info(
         moment=moment,
         method=settings["method"],
         network=_network_of(settings["network"], info, client),
-        inputs=inputs or _inputs_of_run(settings["data"], info),
+        inputs=_inputs_of_client(inputs or _inputs_of_run(settings["data"], info), info, client),
         dtype=str(settings.get("dtype")),
     )
 
@@ -140,6 +140,13 @@ def _inputs_of_run(data: Mapping[str, Any], info: Mapping[str, Any]) -> InputSpe
     if data["name"] not in DATASETS:
         raise RunError("The run did not record its input format; pass its data: ft.load_personal(path, fed=...).")
     return InputSpec.from_federation(build_named("data", data, DATASETS, None).load())
+
+
+def _inputs_of_client(inputs: InputSpec, info: Mapping[str, Any], client: int) -> InputSpec:
+    """Return the input format with the statistics of a client's own table, if each site fitted its own."""
+    if inputs.table is None:
+        return inputs
+    return replace(inputs, table=inputs.table.of_site(str(all_clients(info)[client]["name"])))
 
 
 def _parse_input_spec(values: Mapping[str, Any]) -> InputSpec:
@@ -165,7 +172,7 @@ def _only_run(client_folder: Path) -> Path:
 def _from_client_folder(
     client_folder: Path, run: Path, moment: str, inputs: InputSpec | None
 ) -> tuple[ModelInfo, Params]:
-    from fedtailor.experiments.deployment import read_deployment, with_client_network  # do not need Flower
+    from fedtailor.experiments.deployment import TABLE_FILE, read_deployment, with_client_network  # do not need Flower
 
     settings = client_folder / "client.json"
     own = dict(parse_json(read_text(settings, "The client's settings", 2**16))) if settings.is_file() else {}
@@ -176,6 +183,9 @@ def _from_client_folder(
         {SINGLE_INPUT: (dtype, tuple(spec.shape))}, spec.classes or None, spec.targets, spec.mean, spec.std,
         survival=spec.survival, dtype_is_assumed=not deployment.takes_tokens,
     )  # fmt: skip
+    if (client_folder / TABLE_FILE).is_file():
+        table = dict(parse_json(read_text(client_folder / TABLE_FILE, "The client's table", 2**24)))
+        inputs = _parse_input_spec({**inputs.to_json(), **table})
     path = run / "models" / f"{moment}.safetensors"
     if not path.is_file():
         raise RunError(f"The client folder '{client_folder}' has no '{moment}' model of the run {run.name} yet.")

@@ -24,6 +24,7 @@ from fedtailor.experiments.own_code import CodeConsent, rename_part
 from fedtailor.experiments.own_parts import build_network, make_model
 from fedtailor.experiments.parsing import build_named
 from fedtailor.export.model_source import ModelInfo, find_model
+from fedtailor.export.table_encoder import TableEncoder
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.runs.reader import is_run_folder, read_info, read_settings
@@ -43,7 +44,9 @@ class PersonalModel(nn.Module):
         super().__init__()
         dtype: torch.dtype = getattr(torch, info.dtype)
         self._model = model.to(torch.device("cpu"), dtype).with_initial_weights(state).eval_mode
-        self._method, self._samples = method, info.inputs.dummy_federation()
+        self._method, self._samples = method, info.inputs.features.dummy_federation()
+        table = info.inputs.table if info.inputs.takes_rows else None
+        self.encoder = None if table is None else TableEncoder(table)
         self.info, self.network = info, self._model.module
         self._extra, self._buffer_names = nn.Module(), dict[str, str]()  # tensors that the method adds to the network
         for name in sorted(state.keys() - self.network.state_dict().keys()):
@@ -55,6 +58,7 @@ class PersonalModel(nn.Module):
 
     def forward(self, x: Inputs) -> Tensor:
         """Return the outputs for a batch of unpreprocessed samples; a classifier returns one logit per class."""
+        x = x if self.encoder is None else self.encoder(x)
         tensors = dict(self.network.named_parameters()) | dict(self.network.named_buffers())
         tree = unflatten(self._extra_tensors()) | {name: tensors[name] for name in self._model.names}
         kind = next((leaf.dtype, leaf.device) for leaf in tensors.values() if leaf.is_floating_point())
@@ -142,7 +146,8 @@ def load_all_personal(
     run_info = read_info(folder)
     for client in range(len(all_clients(run_info))):
         info, state = find_model(folder, client, moment, inputs)
-        inputs = info.inputs  # the same for all clients, so data are read at most once
+        if info.inputs.table is None:  # the same for all clients, so data are read at most once
+            inputs = info.inputs
         own = own_network(model, run_info, client)
         yield build_personal_model(info, state, method, own, f"The file of client {client}", allow_code)
 
@@ -211,4 +216,4 @@ def _make_network(info: ModelInfo, consent: CodeConsent) -> Model:
         settings.pop("pretrained", None)  # these tensors are in the state, and no other file may be read
     spec = build_network(settings, consent)
     assert spec is not None  # it has a name
-    return make_model(spec, info.inputs.dummy_federation())
+    return make_model(spec, info.inputs.features.dummy_federation())

@@ -1,4 +1,4 @@
-"""Predicts samples from a file with a personal model: .npz, .npy, an image, or a folder of images."""
+"""Predicts samples from a file with a personal model: .csv, .parquet, .npz, .npy, an image, or a folder of images."""
 
 import csv
 import io
@@ -20,6 +20,9 @@ from fedtailor.data.formats.folder_entries import list_entries
 from fedtailor.data.formats.image_files import is_image, read_image, read_image_size
 from fedtailor.data.formats.npz import read_npz
 from fedtailor.data.input_spec import SINGLE_INPUT, InputSpec
+from fedtailor.data.tables.loading import model_rows
+from fedtailor.data.tables.reading import SUFFIXES as TABLE_SUFFIXES
+from fedtailor.data.tables.reading import RawTable, from_frame, read_table
 from fedtailor.errors import ConfigError
 from fedtailor.export.model_source import ModelInfo
 from fedtailor.networks import NETWORKS
@@ -90,12 +93,20 @@ class Predictions:
         return file.getvalue()
 
 
-def predict(model: nn.Module, path: str | Path) -> Predictions:
-    """Predict the samples in a file or folder with a model from `ft.load_personal`."""
+def predict(model: nn.Module, source: Any) -> Predictions:
+    """Predict the samples in a file or folder with a model from `ft.load_personal`.
+
+    For a model that was trained on tables, the samples may also be a pandas DataFrame with the original columns.
+    """
     info: ModelInfo | None = getattr(model, "info", None)
     if info is None:
         raise ConfigError("predict takes a model from ft.load_personal.")
-    return predict_samples(model, info, *read_samples(Path(path), info.inputs))
+    if isinstance(source, str | Path):
+        return predict_samples(model, info, *read_samples(Path(source), info.inputs))
+    if info.inputs.table is None:
+        raise ConfigError("predict takes a file or folder; only models of tables take a data frame.")
+    raw = from_frame(source, "the data frame")
+    return predict_samples(model, info, [str(label) for label in raw.rows], _encode(raw, info.inputs))
 
 
 @torch.no_grad()
@@ -128,6 +139,9 @@ def read_samples(path: Path, input_spec: InputSpec) -> tuple[list[str], Inputs]:
     """
     if not path.exists():
         raise ConfigError(f"There is no file or folder '{path}'.")
+    if input_spec.table is not None and path.suffix.lower() in TABLE_SUFFIXES:
+        x = _encode(read_table(path), input_spec)
+        return [str(number) for number in range(len(x))], x
     try:
         if path.is_dir() or is_image(path):
             names, arrays = _read_images(path, input_spec)
@@ -140,6 +154,13 @@ def read_samples(path: Path, input_spec: InputSpec) -> tuple[list[str], Inputs]:
         raise ConfigError(f"'{path}' contains no samples.")
     parts = {name: _convert(array, name, len(names), input_spec, path) for name, array in arrays.items()}
     return names, parts.get(SINGLE_INPUT, parts)
+
+
+def _encode(raw: RawTable, input_spec: InputSpec) -> Tensor:
+    """Return the rows of a table as the model takes them: its features, or a number per column."""
+    assert input_spec.table is not None
+    rows = model_rows(raw, input_spec.table)
+    return torch.from_numpy(rows if input_spec.takes_rows else input_spec.table.encode(rows))
 
 
 def _read_images(path: Path, input_spec: InputSpec) -> tuple[list[str], dict[str, Array]]:

@@ -64,7 +64,8 @@ def export_model(
     if suffix in FORMATS and suffix != file_format:
         raise ConfigError(f"'{path.name}' ends with .{suffix}, but the format is {file_format}; leave out one of them.")
     with write_errors(f"'{path}' cannot be written"):
-        _write_checked(_WRITERS[file_format](), require_personal(model, input_dtype), path)
+        personal = _for_format(require_personal(model, None), file_format)
+        _write_checked(_WRITERS[file_format](), require_personal(personal, input_dtype), path)
         sync_folder(path.parent)
     return path
 
@@ -79,7 +80,7 @@ def export_models(
     try:
         with write_errors(f"'{folder}' cannot be written"), atomic_folder(folder) as temporary:
             for model in models:
-                personal = require_personal(model, input_dtype)
+                personal = require_personal(_for_format(require_personal(model, None), file_format), input_dtype)
                 _write_checked(writer, personal, temporary / f"{client_file_name(personal.info)}.{file_format}")
     except BaseException:
         remove_folder(folder.with_name(folder.name + TEMPORARY_SUFFIX))
@@ -117,6 +118,13 @@ def require_personal(model: nn.Module, input_dtype: str | None) -> PersonalModel
     }
     changed.info = replace(model.info, inputs=replace(inputs, parts=parts, dtype_is_assumed=False))
     return changed
+
+
+def _for_format(model: PersonalModel, file_format: str) -> PersonalModel:
+    """Return the model that a file contains: a graph for tables takes their rows and contains the preprocessing."""
+    if model.info.inputs.table is None or file_format == "safetensors":
+        return model
+    return PersonalModel(*model.parts, model.tensors(), replace(model.info, inputs=model.info.inputs.rows))
 
 
 def _write_checked(writer: "_Writer", model: PersonalModel, path: Path) -> None:

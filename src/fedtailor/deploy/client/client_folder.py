@@ -2,6 +2,8 @@
 
 bundle/                 what the operator sent: the client's key, the server's address, the training settings
 client.json             the path of the data, the device, and the client's own network if it has one
+schema.json             the schema on which the sites agreed, if the data are a table
+table.json              how the rows of the table become inputs, and the names of the classes, for predictions
 secret                  the seed of the client's noise, if it adds any
 runs/RUN/states/000007.safetensors ...   the client state and the trained model after round 7; the last few rounds
 runs/RUN/models/        personal models as state_dicts: trained.safetensors, and at the end also received.safetensors
@@ -11,7 +13,7 @@ home/, log/             Flower's files
 
 import json
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,18 @@ from fedtailor.core.trees import Params
 from fedtailor.core.untrusted_input import parse_json, read_text
 from fedtailor.data.federation import Federation
 from fedtailor.data.splits.partition import hold_out
+from fedtailor.data.tables.loading import read_schema, to_json
+from fedtailor.data.tables.reading import SUFFIXES as TABLE_SUFFIXES
 from fedtailor.data.user_files.client_folders import read_client
 from fedtailor.deploy.keys import read_bundle
 from fedtailor.errors import DeployError
-from fedtailor.experiments.deployment import Deployment, deployment_digest, read_deployment, with_client_network
+from fedtailor.experiments.deployment import (
+    TABLE_FILE,
+    Deployment,
+    deployment_digest,
+    read_deployment,
+    with_client_network,
+)
 from fedtailor.networks import fit_network
 from fedtailor.runs.files import write_atomic, write_private
 from fedtailor.training.architectures import check_same_exchange
@@ -36,7 +46,7 @@ from fedtailor.training.client_update import initial_model, make_shared_context
 from fedtailor.training.preflight import check_model_fits
 from fedtailor.version import VERSION
 
-_SETTINGS, _SECRET = "client.json", "secret"
+_SETTINGS, _SECRET, _SCHEMA = "client.json", "secret", "schema.json"
 
 
 def worker_file(folder: Path) -> Path:
@@ -70,14 +80,22 @@ class ClientFolder:
         return cls(folder, bundle.name, replace(read_deployment(bundle.folder), device=device), data, network)
 
     @classmethod
-    def create(cls, folder: Path, data: Path, device: str = "auto", network: Any = None) -> "ClientFolder":
+    def create(
+        cls, folder: Path, data: Path, device: str = "auto", network: Any = None, schema: Path | None = None
+    ) -> "ClientFolder":
         """Write the settings of a client whose bundle is already unpacked, and check its data and its network."""
         folder.chmod(0o700)  # models and states are private
         settings = {"data": str(data.resolve()), "device": device}
         settings |= {} if network is None else {"network": network}
         write_atomic(folder / _SETTINGS, (json.dumps(settings, indent=1) + "\n").encode())
+        if schema is not None:
+            write_atomic(folder / _SCHEMA, to_json(read_schema(schema)).encode())
         created = cls.open(folder)
         created.check_data()
+        (folder / TABLE_FILE).unlink(missing_ok=True)
+        if (table := created.fed.table) is not None:
+            described = {"table": asdict(table), "class_names": created.fed.class_names}
+            write_atomic(folder / TABLE_FILE, json.dumps(described).encode())
         return created
 
     @property
@@ -92,6 +110,10 @@ class ClientFolder:
             raise DeployError(
                 f"The samples in '{self.data}' have shape {fed.shape}, but this federation requires {inputs.shape}."
             )
+        if inputs.schema is not None and (fed.table is None or fed.table.schema != inputs.schema):
+            raise DeployError(
+                f"'{self.data}' was not read with the schema of this federation; pass the operator's file as --schema."
+            )
         if fed.task != inputs.task:
             raise DeployError(
                 f"The targets in '{self.data}' do not match this federation; see inputs.classes in its settings."
@@ -99,8 +121,13 @@ class ClientFolder:
         return fed
 
     def _read_data(self) -> Federation:
-        """Read a .npz file, or map a file of `Federation.save` with one client, for data larger than memory."""
+        """Read a .npz file or a table, or map a file of `Federation.save` with one client, if it is large."""
         inputs, classes = self.deployment.inputs, self.deployment.inputs.classes or None
+        if self.data.suffix.lower() in TABLE_SUFFIXES:
+            if not (self.folder / _SCHEMA).is_file():
+                raise DeployError(f"'{self.data}' is a table; pass the schema on which the sites agreed as --schema.")
+            fed = Federation.from_tables({self.name: self.data}, schema=self.folder / _SCHEMA)
+            return replace(fed, classes=classes, mean=inputs.mean, std=inputs.std)
         if self.data.suffix == ".npz" or not self.data.is_file():
             options: dict[str, Any] = {"test": inputs.test, "survival": inputs.survival}
             arrays = read_client(self.data, self.name, seed=self.deployment.seed, **options)
@@ -109,7 +136,8 @@ class ClientFolder:
         fed = Federation.from_file(self.data)
         if fed.num_clients != 1:
             raise DeployError(f"'{self.data}' contains {fed.num_clients} clients; save one with fed.select([0]).save.")
-        return replace(fed, names=(self.name,), classes=classes, class_names=None, mean=inputs.mean, std=inputs.std)
+        names = None if fed.table is None else fed.class_names  # for predictions of rows of a table
+        return replace(fed, names=(self.name,), classes=classes, class_names=names, mean=inputs.mean, std=inputs.std)
 
     @cached_property
     def own_deployment(self) -> Deployment:
