@@ -23,6 +23,19 @@ def test_pairs_of_integers_become_float_targets_of_survival() -> None:
     assert ft.Federation.from_arrays([(X, Y.astype(np.float32), X, Y.astype(np.float32))]).task == "regression"
 
 
+def test_times_that_float32_cannot_tell_apart_stay_different() -> None:
+    """Seconds since 1970: float32 has one number for 128 of them."""
+    x, y = -torch.arange(9.0)[:, None], torch.tensor([[1, 1_700_000_000 + second] for second in range(9)])
+    fed = ft.Federation.from_arrays([(x, y, x, y)], survival=True)
+    weights = {"head.weight": torch.ones(1, 1), "head.bias": torch.zeros(1)}
+    for engine in ("sequential", "vectorized"):
+        run = ft.simulate(
+            ft.methods.Local(lr=1e-9), ft.network("logistic", fed), fed, rounds=1, initial_weights=weights,
+            engine=engine, evaluate_train=True,
+        )  # fmt: skip
+        assert run.records[-1]["c_index_trained"] == run.records[-1]["train_c_index_trained"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("y", "named"),
     [

@@ -623,7 +623,9 @@ class Federation:
         owned[torch.cat([*train, *test, *_list(extra.get("common_test"))])] = True
         if classes is None and extra["class_names"] is not None:
             classes = len(extra["class_names"])
-        y, classes = resolve_targets(y, owned, classes, True if extra.get("survival") else regression)
+        if extra.get("survival"):
+            y, regression = y if y.is_floating_point() else y.double(), True
+        y, classes = resolve_targets(y, owned, classes, regression)
         return cls(x, y, tuple(train), tuple(test), names, classes, **extra)
 
 

@@ -62,7 +62,8 @@ def make_shared_context(
     return SharedContext(
         model=model.mode(training=True),
         x=_place_inputs(fed.x, device),
-        y=fed.y.to(device, dtype) if fed.y.is_floating_point() else fed.y.to(device),
+        # times keep their precision, because rounding would make different ones equal
+        y=fed.y.to(device, dtype) if fed.y.is_floating_point() and not fed.survival else fed.y.to(device),
         prepare=fed.make_preprocessing(dtype, device),
         batch_size=choose_batch_size(config, model, largest or int(sizes.max())),
         rounds=rounds,
