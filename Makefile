@@ -1,4 +1,4 @@
-# `make run` compares methods and writes a report; `make test` runs all checks. Both create .venv first.
+# `make run` compares methods and writes reports; `make test` runs all checks. Both create .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,11 +7,16 @@ BIN := $(VENV)/bin
 
 RUNS := runs/make-run
 
+# Should four hospitals federate? Then seven methods on 20 artificial clients.
 run: $(VENV)/installed
 	rm -rf $(RUNS)
+	$(BIN)/fedtailor compare local fedavg fedrep ditto --data heart --network logistic --network.intercept_head true \
+		--metrics auc,accuracy --rounds 20 --batch-size 16 --evaluate-every 5 --folds 5 --repeats 4 \
+		--out $(RUNS)/hospitals
+	$(BIN)/fedtailor report $(RUNS)/hospitals --out $(RUNS)/hospitals.html
 	$(BIN)/fedtailor compare local fedavg fedper fedapa fedapm fedlag selffl --data digits --data.clients 20 \
-		--data.alpha 0.1 --rounds 20 --batch-size 16 --seeds 0,1,2 --out $(RUNS)
-	$(BIN)/fedtailor report $(RUNS) --out $(RUNS)/report.html
+		--data.alpha 0.1 --rounds 20 --batch-size 16 --seeds 0,1,2 --out $(RUNS)/digits
+	$(BIN)/fedtailor report $(RUNS)/digits --out $(RUNS)/digits.html
 
 # one thread per process, because pytest uses all cores
 test test-slow: export OMP_NUM_THREADS = 1

@@ -72,11 +72,11 @@ def set_round_axis(axis: Any, label: str) -> None:
 
 
 def comparison(path: Path) -> None:
-    """The output of the comparison in `make run`."""
+    """The output of the second comparison in `make run`."""
     terminal = Console(record=True, width=80, force_terminal=True)
     for module in (show, console):  # both import the console by this name
         vars(module)["out"] = terminal
-    command = f"{COMMAND} --out runs/make-run"
+    command = f"{COMMAND} --out runs/make-run/digits"
     terminal.print(f"$ {command}", highlight=False)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         sys.argv = command.split()
