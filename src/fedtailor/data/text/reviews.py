@@ -106,17 +106,15 @@ def to_tokens(x: NDArray[np.int32], words: int) -> NDArray[np.int32]:
 
 
 def to_bags(tokens: NDArray[np.int32], words: int) -> NDArray[np.float32]:
-    """Return one vector of length 1 per review, whose k-th number is positive if token k is in the review.
+    """Return one vector per review, whose k-th number is 1 if token k is in the review, and 0 otherwise.
 
-    >>> to_bags(np.array([[3, 1, 3, 0]], np.int32), words=4).round(2)
-    array([[0.71, 0.  , 0.71, 0.  ]], dtype=float32)
+    >>> to_bags(np.array([[3, 1, 3, 0]], np.int32), words=4)
+    array([[1., 0., 1., 0.]], dtype=float32)
     """
     check_memory(8 * len(tokens) * (words + 1), "The bags of words")
     bags = np.zeros((len(tokens), words + 1), np.float32)
     bags[np.arange(len(tokens))[:, None], tokens] = 1
-    bags = bags[:, 1:]
-    bags /= np.sqrt(np.maximum(bags.sum(1, keepdims=True), 1))
-    return np.ascontiguousarray(bags)
+    return np.ascontiguousarray(bags[:, 1:])
 
 
 def _decompress(compressed: bytes, what: str) -> str:
