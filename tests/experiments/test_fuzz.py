@@ -1,5 +1,6 @@
 """All readers either read untrusted input or raise a FedTailorError, in bounded time and memory."""
 
+import bz2
 from dataclasses import fields
 from itertools import chain
 from math import ceil
@@ -30,6 +31,8 @@ from fedtailor.data.tables.loading import read_schema, read_summary
 from fedtailor.data.tables.reading import read_table
 from fedtailor.data.tables.settings import SiteSettings, TableSettings
 from fedtailor.data.tables.site import open_site
+from fedtailor.data.text.plays import join_roles
+from fedtailor.data.text.reviews import parse_reviews
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.methods import METHODS
@@ -52,6 +55,8 @@ MEMORY = 2**26  # bytes of memory that readers believe the machine has
 FRAMES = data_frames({1: [{"a": np.zeros(2), "label": np.zeros(2, np.int64)}]})
 TABLE = b"1,-2.5,3\n4,5e-3,6\n"
 RAW_TABLE, CSV, PARQUET, SUMMARY, SCHEMA = table_files()
+PLAY = b"ACT I\n\n[Enter ANN]\n\nANN.\nGood\nday! [Exit.\n\nFIRST LORD.\nAdieu.\n\nHor.\nO!\n"
+REVIEWS = b'category,text,movie_name,has_plot_and_reviews\nfresh,"A ""good""\nfilm",a,True\nrotten,Bad,b,False\n'
 FEATURES, WAV = feature_file(), wav_bytes(np.arange(800, dtype=np.int16))
 
 
@@ -211,6 +216,12 @@ READERS = {
     "summaries": Reader(read_table_summary, SUMMARY, damaged([SUMMARY])),
     "features": Reader(read_features, FEATURES, damaged([FEATURES])),
     "recordings": Reader(read_wav, WAV, damaged([WAV])),
+    "plays": Reader(lambda data, folder: join_roles({"hamlet_gut.txt": data}, "It").check(), PLAY, damaged([PLAY])),
+    "reviews": Reader(
+        lambda data, folder: parse_reviews(data, "It").check(),
+        bz2.compress(REVIEWS),
+        damaged([bz2.compress(REVIEWS)]) | damaged([REVIEWS]).map(bz2.compress),
+    ),
     "traces": Reader(read_trace_file, b"[[0, 1], [2], []]", damaged([b"[[0, 1], [2], []]"])),
     "tensors": Reader(
         read_packed,

@@ -12,6 +12,7 @@ from fedtailor.data.images.datasets import CIFAR10, CIFAR100, EMNIST, MNIST, Dig
 from fedtailor.data.leaf.datasets import FEMNIST, FEMNISTLetters, Sent140, Shakespeare
 from fedtailor.data.sensors.datasets import HAPT, KUHAR
 from fedtailor.data.tcga_brca import TCGABRCA
+from fedtailor.data.text.datasets import FilmReviews, ShakespearePlays
 from fedtailor.data.user_data import FileData, FolderData, PFLlibData, TablesData
 from fedtailor.errors import unknown_name
 
@@ -19,8 +20,8 @@ DATASETS: dict[str, type[Data]] = {
     kind.name: kind
     for kind in (
         Digits, FashionMNIST, MNIST, EMNIST, CIFAR10, CIFAR100, TinyImageNet,
-        FEMNIST, FEMNISTLetters, Sent140, Shakespeare, HAPT, KUHAR, CremaD, CrisisMMD, Heart, TCGABRCA,
-        Gaussian, Rectangles,
+        FEMNIST, FEMNISTLetters, Sent140, Shakespeare, ShakespearePlays, FilmReviews,
+        HAPT, KUHAR, CremaD, CrisisMMD, Heart, TCGABRCA, Gaussian, Rectangles,
         FolderData, TablesData, PFLlibData, FileData,
     )
 }  # fmt: skip

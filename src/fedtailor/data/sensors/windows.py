@@ -6,7 +6,7 @@ Readers of recordings return a `SampleTable` with one row per measurement: `x` h
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,10 +75,26 @@ def join_recordings(
     )
 
 
-def cut_windows(recordings: SampleTable, activities: Sequence[int], windowing: Windowing) -> SampleTable:
+def last_recordings(names: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which recordings are the last one of a person, who has several.
+
+    >>> last_recordings(["ann/1", "ann/2", "bob/1"])
+    array([False,  True, False])
+    """
+    people = [name.partition("/")[0] for name in names]
+    last = {person: number for number, person in enumerate(people)}
+    return np.array([people.count(p) > 1 and last[p] == number for number, p in enumerate(people)])
+
+
+def cut_windows(
+    recordings: SampleTable,
+    activities: Sequence[int],
+    windowing: Windowing,
+    is_test: NDArray[np.bool_] | None = None,
+) -> SampleTable:
     """Return windows of recordings as samples, owned by the people who were recorded; label i is `activities[i]`.
 
-    A window never crosses a change of activity.
+    A window never crosses a change of activity. `is_test` says which recordings are in the test set.
 
     >>> walk = {"accelerometer": np.zeros((9, 3), np.float32), "gyroscope": np.ones((9, 3), np.float32)}
     >>> recordings = join_recordings([("ann/1", walk, np.zeros(9, int))], ["walking"])
@@ -107,8 +123,26 @@ def cut_windows(recordings: SampleTable, activities: Sequence[int], windowing: W
         len(activities),
         owner=owner.astype(np.int64),
         owner_names=tuple(owner_names.tolist()),
+        is_test=None if is_test is None else np.repeat(is_test[recordings.owner[starts]], counts),
         class_names=tuple(recordings.class_names[activity] for activity in activities),
     )
+
+
+def summarize_windows(table: SampleTable) -> SampleTable:
+    """Return the windows as vectors of five statistics of each channel: mean, standard deviation, minimum, maximum, and
+    mean absolute change from row to row. The length of a sensor's vector, √(x² + y² + z²), is a fourth channel.
+
+    >>> still = {"accelerometer": np.ones((2, 4, 3), np.float32), "gyroscope": np.zeros((2, 4, 3), np.float32)}
+    >>> summarize_windows(SampleTable(still, np.zeros(2, int), 1)).x.shape
+    (2, 40)
+    """
+    assert isinstance(table.x, dict)
+    parts = []
+    for part in table.x.values():
+        signals = np.concatenate([part, np.linalg.norm(part, axis=2, keepdims=True)], axis=2)
+        change = np.abs(np.diff(signals, axis=1)).sum(1) / max(1, signals.shape[1] - 1)
+        parts += [signals.mean(1), signals.std(1), signals.min(1), signals.max(1), change]
+    return replace(table, x=np.concatenate(parts, axis=1, dtype=np.float32))
 
 
 def _segments(y: NDArray[Any], owner: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,0 +1,1 @@
+"""Texts with natural owners: the roles of plays, and the films of reviews."""
