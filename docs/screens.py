@@ -1,6 +1,6 @@
 """Take the screenshots docs/report.png, docs/live.png, and docs/sweep.png: the report and the live page on the
-second comparison of `make run`, and the report on a sweep. `make pictures` runs it; `python docs/screens.py FOLDER` uses an
-existing comparison."""
+second comparison of `make run`, and the report on a sweep. `make pictures` runs it; `python docs/screens.py FOLDER`
+uses an existing comparison."""
 
 import contextlib
 import shutil
