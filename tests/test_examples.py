@@ -34,6 +34,14 @@ def test_own_data_example_prints_one_row_per_method() -> None:
     assert all(len(row[15:].split()) == 4 for row in rows)
 
 
+@pytest.mark.slow
+def test_hospitals_example_answers_for_each_hospital() -> None:
+    output = run_python("examples/hospitals.py")
+    assert "federation" in output.split("With ")[1].split(".")[0]
+    for hospital in ("Cleveland", "Hungary", "Switzerland", "Long Beach VA"):
+        assert re.search(rf"^ {hospital}$", output, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("page", "methods"),
     [
@@ -59,6 +67,7 @@ def test_method_page_lists_exactly_the_fields_of_the_method(page: str, methods: 
 GUIDES = (
     "compare", "data", "engines", "methods/averaged", "methods/selffl", "runs", "channel", "deploy", "models", "report",
     "trackers", "notebooks", "numbers", "networks", "training", "losses", "splits", "heart", "papers", "tables",
+    "hospitals",
 )  # fmt: skip
 PAGES = ["README", "CONTRIBUTING", *(f"docs/{page}" for page in GUIDES)]
 
