@@ -73,6 +73,7 @@ def agree(ctx: typer.Context) -> None:
     )
     classes = f"--inputs.classes {len(schema.classes or ())}"
     classes += f" --inputs.targets {len(schema.targets)}" if schema.classes is None else ""
+    classes += " --inputs.survival true" if settings.survival else ""
     print_line(f"For fedtailor deploy init: --inputs.shape {features} {classes} --inputs.schema {written.checksum}")
 
 

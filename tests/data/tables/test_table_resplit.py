@@ -50,3 +50,16 @@ def test_event_and_time_are_survival_targets(tmp_path: Path) -> None:
         assert all({0.0, 1.0} == set(new.y[rows, 0].tolist()) for rows in new.test)
     run = ft.simulate(ft.methods.FedAvg(), ft.network("logistic", fed), fed, rounds=2)
     assert run.info["score"] == "c_index"
+
+
+def test_redrawn_splits_have_the_same_features_and_classes() -> None:
+    """A category and a class with about min_count training rows are known in all splits or in none."""
+    frame = pd.DataFrame({"site": "a", "age": np.arange(40.0), "kind": ["rare"] * 7 + ["x"] * 18 + ["y"] * 15})
+    frame["ill"] = ["odd"] * 7 + ["yes", "no", "no"] * 11
+    fed = ft.Federation.from_dataframe(frame, client="site", target="ill")
+    splits = [fed.resplit(repeat) for repeat in range(6)]
+    assert fed.table is not None and fed.class_names is not None
+    for new in splits:
+        assert new.table is not None and new.table.feature_names == fed.table.feature_names
+        ages = frame["age"].to_numpy()[new.train[0].numpy()]
+        assert new.table.statistics[""].mean[0] == pytest.approx(ages.mean())

@@ -47,6 +47,29 @@ def agree(summaries: Sequence[SiteSummary], settings: TableSettings) -> tuple[Sc
     return schema, conflicts
 
 
+def refit(schema: Schema, summaries: Sequence[SiteSummary]) -> Schema:
+    """Return the schema with statistics of other training rows; its columns, categories, and classes stay the same."""
+    if schema.fit == "site":  # it has no statistics
+        return schema
+    columns = dict[str, ColumnSchema]()
+    for name, column in schema.columns.items():
+        found = [summary.columns[name] for summary in summaries if name in summary.columns]
+        counts = Counter[str]()
+        for own in found:
+            counts.update({text: count for text, count in own.categories.items() if text in column.categories})
+        total = Moments.merge([own.moments for own in found])
+        if column.kind == CATEGORY:
+            columns[name] = replace(column, fill=_by_count(counts)[0]) if counts else column
+        else:
+            columns[name] = with_moments(column, total) if total.count else column
+    return replace(schema, columns=columns)
+
+
+def _by_count(counts: Counter[str]) -> list[str]:
+    """Return the texts by their counts, in alphabetical order where these are equal."""
+    return sorted(counts, key=lambda text: (-counts[text], text))
+
+
 def _check_settings(sites: Sequence[SiteSummary]) -> None:
     if not sites:
         raise DataError("A schema needs the summary of at least one site.")
@@ -110,7 +133,7 @@ def _categories(name: str, column: ColumnSchema, by_site: BySite) -> tuple[Colum
     has_other = any(summary.has_other for summary in by_site.values()) or len(totals) > _MAX_CATEGORIES
     if not totals and not column.indicator:
         return None, [Conflict("", name, "no category is frequent enough to be reported, so it is not used")]
-    frequent = sorted(totals, key=lambda text: (-totals[text], text))[:_MAX_CATEGORIES]
+    frequent = _by_count(totals)[:_MAX_CATEGORIES]
     if len(frequent) + has_other < 2 and not column.indicator:
         return None, [Conflict("", name, "it has the same value in all rows, so it is not used")]
     conflicts = []

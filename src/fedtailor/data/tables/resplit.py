@@ -1,4 +1,7 @@
-"""Tables whose rows are split anew into training and test rows: the sites agree again from their new training rows."""
+"""Tables whose rows are split anew into training and test rows: statistics are fitted on the new training rows.
+
+Columns, categories, and classes stay those on which the sites agreed, so that a model fits all splits.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +11,7 @@ import numpy as np
 import torch
 
 from fedtailor.data.splits.class_fractions import Indices
-from fedtailor.data.tables.agreement import agree
+from fedtailor.data.tables.agreement import refit
 from fedtailor.data.tables.encoding import join_sites
 from fedtailor.data.tables.schema import Schema, target_numbers
 from fedtailor.data.tables.settings import TableSettings
@@ -36,11 +39,8 @@ class TableRefit:
                 site = replace(site, train=train, test=test)
             split.append(site)
             start += len(rows)
-        agreed, _ = agree([summarize(site, self.settings, self.seed) for site in split], self.settings)
-        if agreed.classes != self.schema.classes:
-            fix = "set a smaller data.min_count, or remove the rows of rare classes"
-            raise DataError(f"In a redrawn split, a class is so rare that no site reports it; {fix}.")
-        found = join_sites(split, agreed)
+        summaries = [summarize(site, self.settings, self.seed) for site in split]
+        found = join_sites(split, refit(self.schema, summaries))
         return replace(new, x=torch.from_numpy(found["x"]), table=found["table"], refit=self)
 
 
