@@ -33,7 +33,7 @@ def build_networks(given: Any, consent: CodeConsent = NO_CONSENT) -> Network | O
     A run folder stores several networks as a table with the name "by_client".
 
     >>> build_networks(["logistic", {"name": "mlp", "hidden": [32]}]).networks
-    (Logistic(bias=True), MLP(hidden=(32,)))
+    (Logistic(bias=True, intercept_head=False), MLP(hidden=(32,)))
     """
     if isinstance(given, Sequence) and not isinstance(given, str):
         return _build_all(given, None, consent)

@@ -181,7 +181,7 @@ def with_client_network(deployment: Deployment, given: Any) -> Deployment:
     """Return the deployment as a client sees it that has another network than the others, by its name and fields.
 
     >>> with_client_network(make_deployment({"method": "fedproto"}), "logistic").network
-    Logistic(bias=True)
+    Logistic(bias=True, intercept_head=False)
     """
     if given is None:
         return deployment
