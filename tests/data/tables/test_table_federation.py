@@ -169,7 +169,7 @@ def test_unit_that_is_off_by_a_factor_is_reported_with_the_site(
     assert len(found) == 1 and found[0].startswith(f"site-1, column '{column}'") and units in found[0]
 
 
-def test_honest_differences_between_sites_are_no_unit_conflict(caplog: pytest.LogCaptureFixture) -> None:
+def test_ordinary_differences_between_sites_are_no_unit_conflict(caplog: pytest.LogCaptureFixture) -> None:
     random = np.random.default_rng(0)
     adults = patients(60, 0, weight=random.normal(78, 15, 60), protein=random.exponential(8, 60))
     children = patients(60, 1, weight=random.normal(30, 10, 60), protein=random.exponential(80, 60))

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
-from fedtailor.data.tables.columns import BOOLEAN, CATEGORY, NUMBER
 from fedtailor.data.tables.conflicts import BySite, Conflict, common_kinds, has_numbers, kind_conflicts, unit_conflicts
 from fedtailor.data.tables.schema import ColumnSchema, Schema, with_moments
 from fedtailor.data.tables.settings import TableSettings
-from fedtailor.data.tables.summary import Moments, SiteSummary
+from fedtailor.data.tables.summary import Moments, SiteSummary, by_frequency
+from fedtailor.data.tables.table_format import BOOLEAN, CATEGORY, NUMBER
 from fedtailor.data.tables.targets import agree_on_targets
 from fedtailor.errors import DataError
 
@@ -59,15 +59,10 @@ def refit(schema: Schema, summaries: Sequence[SiteSummary]) -> Schema:
             counts.update({text: count for text, count in own.categories.items() if text in column.categories})
         total = Moments.merge([own.moments for own in found])
         if column.kind == CATEGORY:
-            columns[name] = replace(column, fill=_by_count(counts)[0]) if counts else column
+            columns[name] = replace(column, fill=by_frequency(counts)[0]) if counts else column
         else:
             columns[name] = with_moments(column, total) if total.count else column
     return replace(schema, columns=columns)
-
-
-def _by_count(counts: Counter[str]) -> list[str]:
-    """Return the texts by their counts, in alphabetical order where these are equal."""
-    return sorted(counts, key=lambda text: (-counts[text], text))
 
 
 def _check_settings(sites: Sequence[SiteSummary]) -> None:
@@ -133,7 +128,7 @@ def _categories(name: str, column: ColumnSchema, by_site: BySite) -> tuple[Colum
     has_other = any(summary.has_other for summary in by_site.values()) or len(totals) > _MAX_CATEGORIES
     if not totals and not column.indicator:
         return None, [Conflict("", name, "no category is frequent enough to be reported, so it is not used")]
-    frequent = _by_count(totals)[:_MAX_CATEGORIES]
+    frequent = by_frequency(totals)[:_MAX_CATEGORIES]
     if len(frequent) + has_other < 2 and not column.indicator:
         return None, [Conflict("", name, "it has the same value in all rows, so it is not used")]
     conflicts = []

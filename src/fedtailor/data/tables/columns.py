@@ -21,10 +21,9 @@ from fedtailor.data.tables.cells import (
 )
 from fedtailor.data.tables.reading import RawTable, import_pandas
 from fedtailor.data.tables.settings import SiteSettings
+from fedtailor.data.tables.table_format import BOOLEAN, CATEGORY, DATE, KINDS, NUMBER
 from fedtailor.errors import DataError
 
-BOOLEAN, DATE, NUMBER, CATEGORY = "boolean", "date", "number", "category"
-KINDS = (BOOLEAN, DATE, NUMBER, CATEGORY)  # the first one that fits at all sites is used
 _MOSTLY = 0.8  # of the rows: a column with so many numbers, and some text, contains errors
 _DIGITS = ("0", "1")
 
@@ -226,11 +225,11 @@ def _from_texts(
         raise place.error(texts, 0, f"which can be {' or '.join(dates)}; set date_format to one of them")
     if readings:
         return Column(codes, tuple(texts), (DATE, CATEGORY), readings[0])
-    _check_mostly(place, texts, settings, kinds)
+    _reject_stray_text(place, texts, settings, kinds)
     return Column(codes, tuple(texts), (CATEGORY,))
 
 
-def _check_mostly(place: _Place, texts: list[str], settings: SiteSettings, kinds: dict[str, str]) -> None:
+def _reject_stray_text(place: _Place, texts: list[str], settings: SiteSettings, kinds: dict[str, str]) -> None:
     """Raise an error for text in a column whose other values are numbers or dates, or must be."""
     rows = np.bincount(place.codes[place.codes >= 0], minlength=len(texts))
     attempts = [(NUMBER, parse_numbers(texts, mark)) for mark in (settings.decimal or ".,")]

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedtailor.data.tables.columns import BOOLEAN, CATEGORY, DATE, KINDS, NUMBER
 from fedtailor.data.tables.summary import ColumnSummary
+from fedtailor.data.tables.table_format import BOOLEAN, CATEGORY, DATE, KINDS, NUMBER
 from fedtailor.data.tables.units import suspect_factors
 
 BySite = Mapping[str, ColumnSummary]  # site -> what it reports about a column

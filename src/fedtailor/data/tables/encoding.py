@@ -43,7 +43,7 @@ def encode_site(site: Site, schema: Schema, table: TableFormat) -> tuple[Array, 
         return x, y, site.train, site.test
     known = y >= 0
     text = "%s: rows of a class that no site reports, because it is rare, are left out: %d; see min_count."
-    log.warning(text, site.raw.start, int((~known).sum()))
+    log.warning(text, site.raw.subject, int((~known).sum()))
     position = np.cumsum(known) - 1
     train, test = (position[part[known[part]]] for part in (site.train, site.test))
     return x[known], y[known], train, test

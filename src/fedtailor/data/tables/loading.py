@@ -13,7 +13,7 @@ from fedtailor.core.untrusted_input import parse_json, read_text
 from fedtailor.data.formats.folder_entries import list_entries
 from fedtailor.data.splits.owners import client_names
 from fedtailor.data.tables.agreement import agree
-from fedtailor.data.tables.columns import CATEGORY, Column, read_columns
+from fedtailor.data.tables.columns import Column, read_columns
 from fedtailor.data.tables.encoding import join_sites
 from fedtailor.data.tables.reading import SUFFIXES, RawTable, from_frame, read_table
 from fedtailor.data.tables.resplit import TableRefit, reject_resplit
@@ -21,7 +21,7 @@ from fedtailor.data.tables.schema import Schema, row_numbers
 from fedtailor.data.tables.settings import SiteSettings, TableSettings
 from fedtailor.data.tables.site import open_site, sorted_labels, unknown_column
 from fedtailor.data.tables.summary import SiteSummary, summarize
-from fedtailor.data.tables.table_format import Array, TableFormat
+from fedtailor.data.tables.table_format import CATEGORY, Array, TableFormat
 from fedtailor.errors import ConfigError, DataError, unknown_name
 
 log = logging.getLogger("fedtailor")
@@ -145,7 +145,8 @@ def model_rows(raw: RawTable, table: TableFormat) -> Array:
     if lacking:
         names = ", ".join(f"'{name}'" for name in lacking[:5]) + (", ..." if len(lacking) > 5 else "")
         fix = "add it, with empty cells if the values are unknown"
-        raise DataError(f"{raw.start} lacks the column{'s' * (len(lacking) > 1)} {names} of the model's table; {fix}.")
+        what = f"the column{'s' * (len(lacking) > 1)} {names} of the model's table"
+        raise DataError(f"{raw.subject} lacks {what}; {fix}.")
     columns = read_columns(raw, SiteSettings(missing=table.missing), list(kinds), kinds)
     _warn_of_unknown_categories(columns, table, raw)
     return row_numbers(columns, table.columns, raw)
@@ -158,7 +159,7 @@ def _warn_of_unknown_categories(columns: Mapping[str, Column], table: TableForma
         unknown = {t: n for t, n in columns[column.name].counts().items() if t not in column.categories}
         if unknown:
             text = "%s: the column '%s' has categories that the model does not know, such as '%s', in %d rows."
-            log.warning(text, raw.start, column.name, next(iter(unknown)), sum(unknown.values()))
+            log.warning(text, raw.subject, column.name, next(iter(unknown)), sum(unknown.values()))
 
 
 def read_summary(path: Path) -> SiteSummary:

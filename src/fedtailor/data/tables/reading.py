@@ -37,13 +37,17 @@ class RawTable:
     rows: Sequence[Any]  # name of each row: as a spreadsheet numbers it, or the label of a data frame
 
     @property
-    def start(self) -> str:
-        """The source as the start of a sentence."""
-        return self.source[0].upper() + self.source[1:]
+    def subject(self) -> str:
+        """The source as the subject of a sentence, with a capital letter."""
+        return _subject(self.source)
 
     def take(self, rows: Any, source: str | None = None) -> "RawTable":
         """Return some of the rows, by their positions."""
         return RawTable(source or self.source, self.frame.iloc[rows], [self.rows[row] for row in rows])
+
+
+def _subject(source: str) -> str:
+    return source[0].upper() + source[1:]
 
 
 def import_pandas() -> Any:
@@ -79,31 +83,31 @@ def read_table(path: Path) -> RawTable:
 def from_frame(frame: Any, source: str, rows: Sequence[Any] | None = None) -> RawTable:
     """Return a data frame as a table after checking its columns; rows without any value are left out."""
     pd = import_pandas()
-    start = source[0].upper() + source[1:]
+    subject = _subject(source)
     if not isinstance(frame, pd.DataFrame):
-        raise DataError(f"{start} must be a pandas DataFrame, got {type(frame).__name__}.")
+        raise DataError(f"{subject} must be a pandas DataFrame, got {type(frame).__name__}.")
     names = [str(name).strip() for name in frame.columns]
-    _check_columns(names, start)
+    _check_columns(names, subject)
     frame = frame.set_axis(names, axis=1)
     frame = frame.loc[:, [name != "" for name in names]]
     blank = (frame.isna() | (frame == "")).all(axis=1).to_numpy()
     labels = list(frame.index) if rows is None else list(rows)
     kept = [position for position, is_blank in enumerate(blank) if not is_blank]
     if not kept:
-        raise DataError(f"{start} has no rows; a table needs a header and at least one row per sample.")
+        raise DataError(f"{subject} has no rows; a table needs a header and at least one row per sample.")
     return RawTable(source, frame.reset_index(drop=True), labels).take(kept)
 
 
-def _check_columns(names: Sequence[str], source: str) -> None:
+def _check_columns(names: Sequence[str], subject: str) -> None:
     if len(names) > _MAX_COLUMNS:
-        raise DataError(f"{source} has {len(names):,} columns; the limit is {_MAX_COLUMNS:,}.")
+        raise DataError(f"{subject} has {len(names):,} columns; the limit is {_MAX_COLUMNS:,}.")
     for name, times in Counter(names).items():
         if times > 1 and name:
-            raise DataError(f"{source} has {times} columns with the name '{name}'; rename them.")
+            raise DataError(f"{subject} has {times} columns with the name '{name}'; rename them.")
         if not is_printable(name) or len(name) > _MAX_NAME:
-            raise DataError(f"{source} has a column {name[:40]!r} whose name is too long or not printable; rename it.")
+            raise DataError(f"{subject} has a column {name[:40]!r} whose name is too long or not printable; rename it.")
     if "" in names:
-        log.warning("%s has a column without a name (column %d), which is ignored.", source, names.index("") + 1)
+        log.warning("%s has a column without a name (column %d), which is ignored.", subject, names.index("") + 1)
 
 
 def _read_csv(path: Path) -> RawTable:

@@ -10,12 +10,24 @@ from typing import Any
 import numpy as np
 
 from fedtailor.data.tables.cells import Numbers
-from fedtailor.data.tables.columns import BOOLEAN, CATEGORY, KINDS, NUMBER, Column, require_kind
+from fedtailor.data.tables.columns import Column, require_kind
 from fedtailor.data.tables.reading import RawTable
 from fedtailor.data.tables.settings import SiteSettings
 from fedtailor.data.tables.site import Site
-from fedtailor.data.tables.summary import Moments
-from fedtailor.data.tables.table_format import ALL_SITES, UNKNOWN, Array, Feature, Statistics, TableColumn, TableFormat
+from fedtailor.data.tables.summary import Moments, by_frequency
+from fedtailor.data.tables.table_format import (
+    ALL_SITES,
+    BOOLEAN,
+    CATEGORY,
+    KINDS,
+    NUMBER,
+    UNKNOWN,
+    Array,
+    Feature,
+    Statistics,
+    TableColumn,
+    TableFormat,
+)
 from fedtailor.errors import DataError
 
 FORMAT = "fedtailor table schema 1"
@@ -131,8 +143,7 @@ def fit_column(schema: ColumnSchema, column: Column | None, train: Any) -> Colum
     if own is None or own.missing.all():
         return replace(schema, fill="" if schema.kind == CATEGORY else 0.0, mean=0.0, std=1.0)
     if schema.kind == CATEGORY:
-        counts = own.counts()
-        return replace(schema, fill=max(sorted(counts), key=lambda text: counts[text]))
+        return replace(schema, fill=by_frequency(own.counts())[0])
     return with_moments(schema, Moments.of(own.values))
 
 

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from fedtailor.data.splits.class_fractions import Indices
 from fedtailor.data.splits.partition import hold_out
-from fedtailor.data.tables.columns import BOOLEAN, CATEGORY, NUMBER, Column, read_columns
+from fedtailor.data.tables.columns import Column, read_columns
 from fedtailor.data.tables.reading import RawTable, import_pandas
 from fedtailor.data.tables.settings import SiteSettings
+from fedtailor.data.tables.table_format import BOOLEAN, CATEGORY, NUMBER
 from fedtailor.errors import DataError, unknown_name
 
 log = logging.getLogger("fedtailor")
@@ -54,7 +55,7 @@ def open_site(name: str, raw: RawTable, settings: SiteSettings, seed: int) -> Si
     else:
         train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     if not len(train):
-        raise DataError(f"{raw.start} has no training rows; a site needs some.")
+        raise DataError(f"{raw.subject} has no training rows; a site needs some.")
     site = Site(name, raw, columns, targets, train, test)
     _warn_of_duplicates(site)
     _warn_of_identifiers(site)
@@ -64,7 +65,7 @@ def open_site(name: str, raw: RawTable, settings: SiteSettings, seed: int) -> Si
 def unknown_column(raw: RawTable, name: str) -> DataError:
     """Return the error for a column that a table needs but lacks, with the closest one."""
     hint = str(unknown_name("column", name, list(raw.frame.columns))).partition("; ")[2]
-    return DataError(f"{raw.start} has no column '{name}'; {hint}")
+    return DataError(f"{raw.subject} has no column '{name}'; {hint}")
 
 
 def _rows_with_target(raw: RawTable, columns: dict[str, Column], settings: SiteSettings) -> Indices:
@@ -74,9 +75,9 @@ def _rows_with_target(raw: RawTable, columns: dict[str, Column], settings: SiteS
     present = ~np.any([columns[target].missing for target in settings.targets], axis=0)
     dropped = int((~present).sum())
     if dropped == len(present):
-        raise DataError(f"{raw.start} has no row with a value in the target '{settings.targets[0]}'.")
+        raise DataError(f"{raw.subject} has no row with a value in the target '{settings.targets[0]}'.")
     if dropped:
-        log.warning("%s: rows without a target are left out: %d of %d.", raw.start, dropped, len(present))
+        log.warning("%s: rows without a target are left out: %d of %d.", raw.subject, dropped, len(present))
     return np.flatnonzero(present)
 
 
@@ -121,7 +122,7 @@ def _warn_of_duplicates(site: Site) -> None:
     leaked = len(np.intersect1d(group[site.train], group[site.test]))
     leak = ", also across the training and the test data, which makes the test too easy" if leaked else ""
     text = "%s: duplicate rows (%d)%s. Remove them if they are no separate samples."
-    log.warning(text, site.raw.start, duplicates, leak)
+    log.warning(text, site.raw.subject, duplicates, leak)
 
 
 def _warn_of_identifiers(site: Site) -> None:
@@ -131,5 +132,5 @@ def _warn_of_identifiers(site: Site) -> None:
         if present >= _MIN_ROWS and len(column.counts()) == present and is_code:
             log.warning(
                 "%s: every row has another value in the column '%s'; if it identifies rows, add it to ignore.",
-                site.raw.start, name,
+                site.raw.subject, name,
             )  # fmt: skip

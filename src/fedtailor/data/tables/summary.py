@@ -6,27 +6,21 @@ values of single rows.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from math import fsum
+from math import fsum, sqrt
 from typing import Any
 
 import numpy as np
 
 from fedtailor.data.tables.cells import Numbers
-from fedtailor.data.tables.columns import BOOLEAN, CATEGORY, DATE, NUMBER, Column
+from fedtailor.data.tables.columns import Column
 from fedtailor.data.tables.settings import SiteSettings
 from fedtailor.data.tables.site import Site
+from fedtailor.data.tables.table_format import DATE, KINDS, NUMBER
 from fedtailor.errors import DataError
 
 FORMAT = "fedtailor table summary 1"
-SHARED = (
-    "target",
-    "ignore",
-    "categories",
-    "missing",
-    "regression",
-    "survival",
-    "test",
-)  # settings that all sites must share
+# Settings that all sites must share.
+SHARED = ("target", "ignore", "categories", "missing", "regression", "survival", "test")
 _MAX_CATEGORIES = 1000  # reported by a site
 
 
@@ -72,12 +66,12 @@ class Moments:
     @property
     def std(self) -> float:
         """The standard deviation with n − 1; 1 if the numbers are constant, so that they are only shifted."""
-        std = float(np.sqrt(self.squares / (self.count - 1))) if self.count > 1 else 0.0
-        return std if std > 1e-9 * abs(self.mean) else 1.0
+        return 1.0 if self.is_constant else sqrt(self.squares / (self.count - 1))
 
     @property
     def is_constant(self) -> bool:
-        return self.count < 2 or float(np.sqrt(self.squares / (self.count - 1))) <= 1e-9 * abs(self.mean)
+        """Whether the numbers are equal up to rounding errors."""
+        return self.count < 2 or sqrt(self.squares / (self.count - 1)) <= 1e-9 * abs(self.mean)
 
 
 @dataclass(frozen=True)
@@ -130,12 +124,21 @@ class SiteSummary:
         return found
 
 
+def by_frequency(counts: Mapping[str, int]) -> list[str]:
+    """Return categories from the most frequent one on, in alphabetical order where counts are equal.
+
+    >>> by_frequency({"x": 2, "b": 5, "a": 2})
+    ['b', 'a', 'x']
+    """
+    return sorted(counts, key=lambda text: (-counts[text], text))
+
+
 def _parse(values: Mapping[str, Any]) -> ColumnSummary:
     given = values["moments"]
     moments = Moments(int(given["count"]), float(given["sum"]), float(given["squares"]))
     categories = {str(name): int(count) for name, count in dict(values["categories"]).items()}
     words = None if values["words"] is None else (str(values["words"][0]), str(values["words"][1]))
-    kinds = tuple(kind for kind in values["kinds"] if kind in (BOOLEAN, DATE, NUMBER, CATEGORY))
+    kinds = tuple(kind for kind in values["kinds"] if kind in KINDS)
     numbers = [moments.count, moments.sum, moments.squares, *categories.values()]
     if not np.isfinite(numbers).all() or moments.squares < 0 or not kinds or len(categories) > _MAX_CATEGORIES:
         raise ValueError("invalid numbers")
@@ -173,7 +176,7 @@ def _plain(value: Any) -> Any:
 def _summarize(column: Column, min_count: int, is_target: bool) -> ColumnSummary:
     counts = column.counts()
     count = sum(counts.values())
-    kinds = column.kinds if count else (BOOLEAN, DATE, NUMBER, CATEGORY)
+    kinds = column.kinds if count else KINDS
     facts: dict[str, Any] = {"words": column.words, "integers": column.are_integers}
     facts |= {"distinct": len(counts)} if is_target else {}
     if count < min_count:
@@ -182,6 +185,6 @@ def _summarize(column: Column, min_count: int, is_target: bool) -> ColumnSummary
     moments = Moments() if column.numbers is None else Moments.of(column.values)
     if DATE in kinds or (NUMBER in kinds and not (is_target and column.are_integers)):
         return ColumnSummary(kinds, missing, moments, **facts)
-    frequent = [text for text in sorted(counts, key=lambda text: (-counts[text], text)) if counts[text] >= min_count]
+    frequent = [text for text in by_frequency(counts) if counts[text] >= min_count]
     categories = {text: counts[text] for text in frequent[:_MAX_CATEGORIES]}
     return ColumnSummary(kinds, missing, moments, categories, len(categories) < len(counts), **facts)

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from fedtailor.core.memory_limits import check_memory
 from fedtailor.errors import DataError
 
+BOOLEAN, DATE, NUMBER, CATEGORY = "boolean", "date", "number", "category"
+KINDS = (BOOLEAN, DATE, NUMBER, CATEGORY)  # of columns; the first one that fits at all sites is used
 ALL_SITES = ""  # key of statistics that all sites share
 UNKNOWN = -1.0  # of a category that the format does not know
 _BLOCK_ROWS = 2**14  # rows that are encoded at once
-_KINDS = ("boolean", "date", "number", "category")
 _MAX_FEATURES = 10**6
 Array = NDArray[Any]
 
@@ -29,7 +30,7 @@ class TableColumn:
     """A column of the table."""
 
     name: str
-    kind: str  # boolean, date, number, or category
+    kind: str  # one of `KINDS`
     categories: tuple[str, ...] = ()
     has_other: bool = False  # whether other categories are one more category
 
@@ -76,7 +77,7 @@ class TableFormat:
         numbers = [n for s in self.statistics.values() for part in (s.fill, s.mean, s.std) for n in part]
         valid = (
             0 < len(self.features) <= _MAX_FEATURES
-            and all(column.kind in _KINDS for column in self.columns)
+            and all(column.kind in KINDS for column in self.columns)
             and all(type(f.column) is int and 0 <= f.column < len(self.columns) for f in self.features)
             and all(f.category is None or type(f.category) is int for f in self.features)
             and all(isinstance(t, str) for c in self.columns for t in (c.name, *c.categories))

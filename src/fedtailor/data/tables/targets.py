@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedtailor.data.tables.columns import BOOLEAN, CATEGORY, DATE, NUMBER
 from fedtailor.data.tables.conflicts import BySite, Conflict, common_kinds, has_numbers, kind_conflicts, unit_conflicts
 from fedtailor.data.tables.settings import TableSettings
 from fedtailor.data.tables.site import sorted_labels
+from fedtailor.data.tables.table_format import BOOLEAN, CATEGORY, DATE, NUMBER
 from fedtailor.errors import DataError
 
 _MAX_CLASSES = 20  # more different integers than these could be numbers to predict

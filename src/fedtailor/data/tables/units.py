@@ -14,8 +14,8 @@ _FACTORS = {
     18.02: "mmol/L and mg/dL of glucose", 38.67: "mmol/L and mg/dL of cholesterol",
     88.57: "mmol/L and mg/dL of triglycerides, or mg/dL and µmol/L of creatinine",
 }  # fmt: skip
-# Honest differences between sites in the same unit: half a standard deviation of the means, within these limits of the
-# logarithm of their ratio, and a factor of 1.5 of the standard deviations.
+# Ordinary differences between sites in the same unit: half a standard deviation of the means, within these limits of
+# the logarithm of their ratio, and a factor of 1.5 of the standard deviations.
 _MIN_TOLERANCE, _MAX_TOLERANCE, _STD_TOLERANCE = 0.03, 0.15, log(1.5)
 _MIN_DISTANCE = 3.0  # between means, in standard deviations of the site with smaller numbers
 
