@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.data.heart import COLUMNS, HOSPITALS, SHIPPED, read_complete_cases
+from fedtailor.data.clinical.heart import COLUMNS, HOSPITALS, SHIPPED, read_complete_cases
 from fedtailor.methods import METHODS, Averaged, Centralized, FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi, Local
 from fedtailor.methods import Scaffold as SCAFFOLD
 

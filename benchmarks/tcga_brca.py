@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.data.tcga_brca import REGIONS
+from fedtailor.data.clinical.tcga_brca import REGIONS
 from fedtailor.methods import METHODS, Averaged, Centralized, FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi, Local
 from fedtailor.methods import Scaffold as SCAFFOLD
 from flamby_order import Loader, federated_loaders, flamby_order

@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from fedtailor.analysis.statistics import mean_interval
-from fedtailor.data.tcga_brca import REGIONS
+from fedtailor.data.clinical.tcga_brca import REGIONS
 from fedtailor.methods import METHODS
 
 PRINTED = {  # C-index on the pooled test set, and on the test sets of the six regions

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 import fedtailor as ft
-from fedtailor.data.heart import SHIPPED
+from fedtailor.data.clinical.heart import SHIPPED
 
 
 def write_hospitals(folder: Path) -> None:

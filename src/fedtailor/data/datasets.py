@@ -3,15 +3,14 @@
 from dataclasses import fields
 from typing import Any
 
+from fedtailor.data.clinical.datasets import TCGABRCA, Heart
 from fedtailor.data.dataset import Data
 from fedtailor.data.features.datasets import CremaD, CrisisMMD
 from fedtailor.data.federation import Federation
 from fedtailor.data.generated import Gaussian, Rectangles
-from fedtailor.data.heart import Heart
 from fedtailor.data.images.datasets import CIFAR10, CIFAR100, EMNIST, MNIST, Digits, FashionMNIST, TinyImageNet
 from fedtailor.data.leaf.datasets import FEMNIST, FEMNISTLetters, Sent140, Shakespeare
 from fedtailor.data.sensors.datasets import HAPT, KUHAR
-from fedtailor.data.tcga_brca import TCGABRCA
 from fedtailor.data.text.datasets import FilmReviews, ShakespearePlays
 from fedtailor.data.user_data import FileData, FolderData, PFLlibData, TablesData
 from fedtailor.errors import unknown_name

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from fedtailor.data.survival_targets import strata_of
 from fedtailor.errors import DataError
 
 Array = NDArray[Any]
@@ -37,7 +39,7 @@ class SampleTable:
     @property
     def strata(self) -> Array:
         """The targets by which splits are stratified: classes, or the events of survival times."""
-        return self.y[:, 0].astype(np.int64) if self.survival else self.y
+        return strata_of(torch.from_numpy(self.y), survival=True) if self.survival else self.y
 
     def check(self) -> None:
         """Raise `DataError` if the columns do not fit together."""

@@ -11,24 +11,19 @@ their first level, and the target is whether there is any disease (num > 0).
 
 import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from math import isfinite, nan
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtailor.core.memory_limits import check_memory
-from fedtailor.data.dataset import OwnedData
-from fedtailor.data.federation import Federation
 from fedtailor.data.formats.folder_entries import list_entries
 from fedtailor.data.sample_table import SampleTable
-from fedtailor.data.standardization import standardize_by_client
 from fedtailor.data.tables.table_format import ALL_SITES, Feature, Statistics, TableColumn, TableFormat
 from fedtailor.errors import DataError
 
-SHIPPED = Path(__file__).parent / "files" / "heart.csv"
+SHIPPED = Path(__file__).parent.parent / "files" / "heart.csv"
 HOSPITALS = {"cleveland": "Cleveland", "hungarian": "Hungary", "switzerland": "Switzerland", "va": "Long Beach VA"}
 PUBLISHED_COLUMNS = (
     "age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal",
@@ -50,46 +45,6 @@ TABLE = TableFormat(  # the features before they are standardized
 _EXPANSION = 64  # bytes in memory per character of a file
 _EXPECTED = f"expected {', '.join(f'processed.{name}.data' for name in HOSPITALS)}, as UCI publishes them"
 Rows = NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heart(OwnedData):
-    """Heart disease or none, of the patients of four hospitals in 1988; shipped with the package.
-
-    The 13 features of each client are standardized by the mean and standard deviation of its own training samples.
-    """
-
-    name: ClassVar[str] = "heart"
-    network: ClassVar[str | None] = "logistic"
-    samples: ClassVar[str] = "740"
-    owners: ClassVar[str] = "4 hospitals"
-    publisher: ClassVar[str] = (
-        "Janosi, Steinbrunn, Pfisterer, Detrano: Heart Disease, UCI Machine Learning Repository 45 (shipped)"
-    )
-    license: ClassVar[str] = "CC BY 4.0"
-
-    folder: Annotated[str | None, "folder with the publisher's files; default: the copy in the package"] = None
-    test: Annotated[
-        float | Literal["publisher"],
-        "fraction of each client's samples that is held out for testing; publisher: FLamby's test set",
-    ] = 0.34
-    standardize: Annotated[
-        bool, "shift and scale each feature of each client to mean 0 and deviation 1 of its training samples"
-    ] = True
-
-    def make_federation(self) -> Federation:
-        fed = super().make_federation()
-        return standardize_by_client(replace(fed, table=TABLE)) if self.standardize else fed
-
-    def read(self) -> SampleTable:
-        return read_shipped() if self.folder is None else read_uci_heart(Path(self.folder).expanduser())
-
-    def download(self) -> Path | None:
-        return None
-
-    @property
-    def is_available(self) -> bool | None:
-        return True
 
 
 def read_shipped(path: Path = SHIPPED) -> SampleTable:

@@ -8,19 +8,14 @@ Patients without a region, who are in the first file only, are left out.
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
 from fedtailor.core.memory_limits import check_memory
-from fedtailor.data.dataset import OwnedData
-from fedtailor.data.federation import Federation
 from fedtailor.data.formats.folder_entries import check_entry
 from fedtailor.data.sample_table import SampleTable
-from fedtailor.data.standardization import standardize_by_client
 from fedtailor.errors import DataError
 
 PATIENTS, SPLIT = "brca.csv", "train_test_split.csv"
@@ -29,41 +24,6 @@ NUM_FEATURES = 39
 _EXPANSION = 64  # bytes in memory per character of a file
 _FOLDS = {f"{part}_{number}": (part == "test", number) for part in ("train", "test") for number in range(len(REGIONS))}
 Rows = list[dict[str, str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TCGABRCA(OwnedData):
-    """Survival of breast cancer patients of six regions; a target is whether and when a patient died.
-
-    The 39 covariates of each client are standardized by the mean and standard deviation of its own training samples.
-    """
-
-    name: ClassVar[str] = "tcga-brca"
-    network: ClassVar[str | None] = "logistic"
-    samples: ClassVar[str] = "1,088"
-    owners: ClassVar[str] = "6 regions"
-    publisher: ClassVar[str] = "https://github.com/owkin/FLamby (flamby/datasets/fed_tcga_brca)"
-    license: ClassVar[str] = "open clinical data of TCGA (NCI's Genomic Data Commons); files of FLamby: MIT"
-
-    folder: Annotated[str | None, f"folder with FLamby's {PATIENTS} and {SPLIT}"] = None
-    test: Annotated[
-        float | Literal["publisher"],
-        "fraction of each client's samples that is held out for testing; publisher: FLamby's test set",
-    ] = 0.2
-    standardize: Annotated[
-        bool, "shift and scale each feature of each client to mean 0 and deviation 1 of its training samples"
-    ] = True
-
-    def make_federation(self) -> Federation:
-        fed = super().make_federation()
-        return standardize_by_client(fed) if self.standardize else fed
-
-    @property
-    def how_to_get(self) -> str:
-        return f"get {PATIENTS} and {SPLIT} from {self.publisher}"
-
-    def read_folder(self, folder: Path) -> SampleTable:
-        return read_tcga_brca(folder)
 
 
 def read_tcga_brca(folder: Path) -> SampleTable:

@@ -10,7 +10,7 @@ import torch
 
 import fedtailor as ft
 from conftest import error_message
-from fedtailor.data.heart import HOSPITALS, PUBLISHED_COLUMNS, SHIPPED, TABLE, read_shipped, read_uci_heart
+from fedtailor.data.clinical.heart import HOSPITALS, PUBLISHED_COLUMNS, SHIPPED, TABLE, read_shipped, read_uci_heart
 from fedtailor.data.standardization import standardize_by_client
 from fedtailor.export.prediction import predict
 

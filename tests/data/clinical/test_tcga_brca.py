@@ -8,7 +8,7 @@ import pytest
 
 import fedtailor as ft
 from conftest import error_message
-from fedtailor.data.tcga_brca import NUM_FEATURES, PATIENTS, REGIONS, SPLIT, read_tcga_brca
+from fedtailor.data.clinical.tcga_brca import NUM_FEATURES, PATIENTS, REGIONS, SPLIT, read_tcga_brca
 
 COLUMNS = ["pid", "age", *(f"stage, {number}" for number in range(1, NUM_FEATURES)), "E", "T"]  # a comma in a name
 PER_REGION = 10  # patients; the last two are for testing, and every other one has an event
