@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf, isfinite
 from statistics import fmean
 
-from fedtailor.analysis.run_summary import Client, Comparison, RunSummary, overlap
+from fedtailor.analysis.run_summary import Client, Comparison, RunSummary, split_ratio
 from fedtailor.analysis.statistics import PairedTest, accuracies_differ, paired_t_test
 
 
@@ -56,7 +56,7 @@ def _gain(group: Comparison, client: int, pairs: Sequence[tuple[RunSummary, RunS
     if not isfinite(fmean(ours)):
         return ClientGain(-inf, -1)
     if len({summary.split for summary, _ in pairs}) > 1 or group.is_repeated:
-        return gain_over_splits(group, ours, theirs, overlap([summary for summary, _ in pairs], [client]))
+        return gain_over_splits(group, ours, theirs, split_ratio([summary for summary, _ in pairs], [client]))
     gain = group.sign * (fmean(ours) - fmean(theirs))
     samples = pairs[-1][0].test_sizes[client]
     unclear = has_known_uncertainty(group) and not accuracies_differ(fmean(ours), fmean(theirs), samples)
@@ -85,10 +85,9 @@ def gains_over_local(group: Comparison) -> dict[str, dict[Client, ClientGain]]:
     return {label: gains for label, gains in found.items() if gains}
 
 
-def count_directions(gains: Mapping[Client, ClientGain]) -> tuple[int, int, int]:
-    """Return how many clients gain, how many lose, and how many neither gain nor lose."""
-    better, worse, rest = (sum(one.direction == sign for one in gains.values()) for sign in (1, -1, 0))
-    return better, worse, rest
+def count_direction(gains: Mapping[Client, ClientGain], direction: int) -> int:
+    """Return how many clients gain (direction 1), lose (−1), or neither gain nor lose (0)."""
+    return sum(one.direction == direction for one in gains.values())
 
 
 def gain_text(group: Comparison, gain: float) -> str:

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from fedtailor.analysis.client_gains import ClientGain, client_gains, gain_over_splits
 from fedtailor.analysis.comparability import client_labels
-from fedtailor.analysis.run_summary import Client, Comparison, RunSummary, overlap
+from fedtailor.analysis.run_summary import Client, Comparison, RunSummary, split_ratio
 from fedtailor.analysis.statistics import PairedTest, paired_t_test
 
 
@@ -70,7 +70,7 @@ def mean_gain(group: Comparison, label: str) -> MeanGain | None:
         return None
     ours, theirs = ([_client_mean(pair[side], common) for pair in pairs] for side in (0, 1))
     summaries = [summary for summary, _ in pairs]
-    gain = gain_over_splits(group, ours, theirs, overlap(summaries, common))
+    gain = gain_over_splits(group, ours, theirs, split_ratio(summaries, common))
     return MeanGain(len(common), _mean(group, summaries, ours, common), gain)
 
 
@@ -89,5 +89,5 @@ def _mean(group: Comparison, summaries: list[RunSummary], scores: list[float], c
         return PairedTest(len(scores), nan)
     if not group.is_repeated:
         return PairedTest(len(scores), fmean(scores))
-    found = paired_t_test(scores, [0.0] * len(scores), overlap(summaries, clients))
+    found = paired_t_test(scores, [0.0] * len(scores), split_ratio(summaries, clients))
     return PairedTest(found.seeds, found.mean, group.clip(found.interval))

@@ -6,7 +6,7 @@ from statistics import median
 
 from fedtailor.analysis.client_gains import (
     ClientGain,
-    count_directions,
+    count_direction,
     gain_text,
     gains_over_local,
     has_known_uncertainty,
@@ -33,7 +33,7 @@ def gain_sentences(group: Comparison) -> list[str]:
 
 
 def _counted(group: Comparison, start: str, found: Gains) -> list[str]:
-    better, worse, rest = count_directions(found)
+    better, worse, rest = (count_direction(found, direction) for direction in (1, -1, 0))
     diverged = sum(not isfinite(one.gain) for one in found.values())
     splits, middle = len({split for split, _ in found}), median(one.gain for one in found.values())
     known = has_known_uncertainty(group)

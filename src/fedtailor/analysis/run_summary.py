@@ -195,7 +195,7 @@ class Comparison:
     @cached_property
     def test_to_train(self) -> float:
         """The ratio of test to training samples over all clients, if redrawn splits overlap; otherwise 0."""
-        return overlap(self.summaries) if self.is_repeated else 0.0
+        return split_ratio(self.summaries) if self.is_repeated else 0.0
 
     @cached_property
     def shares_seeds(self) -> bool:
@@ -263,7 +263,7 @@ class Comparison:
         return found
 
 
-def overlap(summaries: Sequence[RunSummary], clients: Collection[int] | None = None) -> float:
+def split_ratio(summaries: Sequence[RunSummary], clients: Collection[int] | None = None) -> float:
     """Return the ratio of test to training samples, of these clients or all clients that are tested."""
     chosen = [
         own

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedtailor.analysis.client_gains import (
     ClientGain,
+    count_direction,
     gain_text,
     gains_over_local,
     undecided_label,
@@ -58,25 +59,25 @@ def gain_answer(group: Comparison) -> list[str]:
         ]
     if not others:
         return ["This question cannot be answered: local training is the only method here."]
-    found, named = next(iter(others.values())), named_clients(group)
-    extremes = []
+    if group.is_repeated:  # the sentences name all clients
+        return [*gain_sentences(group), OVERLAPPING_SPLITS]
+    harmful = [label for label, gains in others.items() if count_direction(gains, -1) > count_direction(gains, 1)]
+    return [
+        *gain_sentences(group),
+        *_extremes(group, next(iter(others.values()))),
+        *([f"More clients lose than gain with {join_names(harmful, 8)}."] if harmful else []),
+    ]
+
+
+def _extremes(group: Comparison, found: Gains) -> list[str]:
+    """Return a sentence with the clients that gain and lose the most, if there are any."""
+    named, extremes = named_clients(group), []
     for sign, words in ((1, "gains the most"), (-1, "loses the most")):
         some = {client: sign * one.gain for client, one in _finite(found).items() if one.direction == sign}
         if some:
             client = max(some, key=lambda client: some[client])
             extremes.append(f"{named[client][1]} {words} ({group.fmt.gap(some[client])})")
-    harmful = [label for label, gains in others.items() if _count(gains, -1) > _count(gains, 1)]
-    if group.is_repeated:  # the sentences name all clients
-        return [*gain_sentences(group), OVERLAPPING_SPLITS]
-    return [
-        *gain_sentences(group),
-        *([capitalize("; ".join(extremes)) + "."] if extremes else []),
-        *([f"More clients lose than gain with {join_names(harmful, 8)}."] if harmful else []),
-    ]
-
-
-def _count(gains: Gains, direction: int) -> int:
-    return sum(one.direction == direction for one in gains.values())
+    return [capitalize("; ".join(extremes)) + "."] if extremes else []
 
 
 def _finite(gains: Gains) -> Gains:
@@ -89,7 +90,7 @@ def gain_fractions(group: Comparison) -> Figure | None:
     if not found:
         return None
     labels, finite = list(found), {o: [one.gain for one in _finite(gains).values()] for o, gains in found.items()}
-    better, worse = ([100 * _count(found[label], sign) / len(found[label]) for label in labels] for sign in (1, -1))
+    better, worse = ([100 * count_direction(gains, sign) / len(gains) for gains in found.values()] for sign in (1, -1))
 
     def bars(name: str, values: Sequence[float], sign: int, color: str) -> dict[str, Any]:
         return {
@@ -113,7 +114,7 @@ def gain_fractions(group: Comparison) -> Figure | None:
         "annotations": annotations, "margin": {"t": 34, "b": 12},
     }  # fmt: skip
     rows = [
-        [label, len(gains), *(_count(gains, direction) for direction in (1, 0, -1)), len(gains) - len(finite[label]),
+        [label, len(gains), *(count_direction(gains, sign) for sign in (1, 0, -1)), len(gains) - len(finite[label]),
          *(group.fmt.signed(average(finite[label])) if finite[label] else "–" for average in (fmean, median))]
         for label, gains in found.items()
     ]  # fmt: skip
@@ -156,14 +157,8 @@ def gain_by_size(group: Comparison) -> Figure | None:
         return None
     named = named_clients(group)
     views = [_gain_points(group, gains[label], named) for label in labels]
-    attributes = (
-        "x",
-        "y",
-        "text",
-        "marker.color",
-        "marker.symbol",
-        *[*_ERROR_BARS, "textposition"] * group.is_repeated,
-    )
+    attributes = ["x", "y", "text", "marker.color", "marker.symbol"]
+    attributes += [*_ERROR_BARS, "textposition"] if group.is_repeated else []
     data = [{
         "type": "scatter", "mode": "markers", "x": views[0]["x"], "y": views[0]["y"], "text": views[0]["text"],
         "marker": {"size": 9, "opacity": 0.75, "color": views[0]["marker.color"], "symbol": views[0]["marker.symbol"]},
