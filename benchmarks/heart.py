@@ -11,15 +11,9 @@ The results are in benchmarks/results/heart.json. On two cores, each part takes 
 import argparse
 import csv
 import json
-import re
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from datetime import date
 from io import StringIO
-from itertools import product
-from math import isnan, nan
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -31,12 +25,12 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from fedtailor.data.clinical.heart import COLUMNS, HOSPITALS, SHIPPED, read_complete_cases
-from fedtailor.methods import METHODS, Averaged, Centralized, FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi, Local
+from fedtailor.methods import METHODS, Centralized, FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi, Local
 from fedtailor.methods import Scaffold as SCAFFOLD
+from flamby import FLAMBY_SEEDS, Scores, personalize, run_all, run_personal, scores, write_results
 
 RESULTS = Path(__file__).parent / "results" / "heart.json"
 METRICS = ["accuracy", "balanced_accuracy", "auc"]
-FLAMBY_SEEDS = range(42, 47)
 FLAMBY_ROUNDS = 15  # (486 // 4 // 4) · 50 // 100
 PRINTED = {  # accuracy on the pooled test set, and on the test sets of the four hospitals
     "pooled": (0.795, 0.783, 0.764, 0.750, 0.644),
@@ -53,8 +47,7 @@ PERSONAL = (
     "fedala", "fedamp", "fedapa", "apple", "selffl", "fedper", "fedrep",
 )  # fmt: skip
 OWN_INTERCEPT = ("fedper", "fedrep")  # clients share the weights, and each has its own intercept
-RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-TUNING_SEEDS, TEST_SEEDS = range(100, 105), range(20, 40)
+TEST_SEEDS = range(20, 40)
 
 
 class BinaryLogistic(nn.Module):
@@ -77,10 +70,10 @@ class Job:
     seed: int
     lr: float = 0.0
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Scores:
         """Return metric -> values of the hospitals; the metrics of the pooled test set start with "common"."""
         torch.set_num_threads(1)
-        return run_flamby(self) if self.stage == "flamby" else run_personal(self)
+        return run_flamby(self) if self.stage == "flamby" else run_tuned(self)
 
 
 def flamby_methods() -> dict[str, ft.Method]:
@@ -116,7 +109,7 @@ def flamby_federation(pooled_training: bool) -> ft.Federation:
     )  # fmt: skip
 
 
-def run_flamby(job: Job) -> dict[str, Any]:
+def run_flamby(job: Job) -> Scores:
     rounds = 1 if job.method in ("pooled", "local") else FLAMBY_ROUNDS
     torch.manual_seed(job.seed)  # FLamby's initial weights
     run = ft.simulate(
@@ -127,59 +120,18 @@ def run_flamby(job: Job) -> dict[str, Any]:
     return scores(run, [*METRICS, *common])
 
 
-def make_method(name: str, lr: float) -> ft.Method:
-    """Return a method with its default settings and this learning rate."""
-    if name == "averaged":
-        return Averaged(FedAvg(lr=lr))
-    extra = {"share": "all"} if name == "fedapa" else {}  # a logistic regression has no body
-    return METHODS[name](lr=lr, **extra)  # type: ignore[call-arg]
-
-
-def run_personal(job: Job) -> dict[str, Any]:
-    fed, is_tuning = ft.load("heart", seed=job.seed), job.stage == "tune"
-    try:
-        method = make_method(job.method, job.lr)
-    except ft.ConfigError:
-        return {"validation": -1.0}  # pFedMe needs lr < 1/λ
+def run_tuned(job: Job) -> Scores:
+    fed = ft.load("heart", seed=job.seed)
     model = ft.network("logistic", fed, intercept_head=job.method in OWN_INTERCEPT)
-    run = ft.simulate(
-        method, model, fed, rounds=20, batch_size=16, seed=job.seed, evaluate_every=20,
-        engine="sequential", metrics=METRICS, validation=0.25 if is_tuning else 0.0,
-    )  # fmt: skip
-    if is_tuning:
-        return {"validation": run.records[-1][f"validation_{run.info['ranked_by']}"]}
-    return scores(run, METRICS)
-
-
-def scores(run: ft.Run, names: list[str]) -> dict[str, list[float | None]]:
-    """Return metric -> values of the hospitals; None where a metric is undefined."""
-    found = {name: run.scores(run.info["ranked_by"], "last", name) for name in names}
-    values = {name: [one.get(client, nan) for client in range(4)] for name, one in found.items()}
-    return {name: [None if isnan(value) else round(value, 5) for value in row] for name, row in values.items()}
-
-
-def run_all(jobs: list[Job], workers: int) -> dict[Job, dict[str, Any]]:
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        return dict(zip(jobs, pool.map(Job.run, jobs, chunksize=4), strict=True))
+    return run_personal(
+        job.method, job.lr, model, fed, METRICS, is_tuning=job.stage == "tune", batch_size=16, seed=job.seed
+    )
 
 
 def reproduce(workers: int) -> dict[str, Any]:
     jobs = [Job("flamby", method, seed) for method in flamby_methods() for seed in FLAMBY_SEEDS]
     found = run_all(jobs, workers)
     return {method: [found[Job("flamby", method, seed)] for seed in FLAMBY_SEEDS] for method in flamby_methods()}
-
-
-def personalize(workers: int) -> dict[str, Any]:
-    tuning = [Job("tune", *one) for one in product(PERSONAL, TUNING_SEEDS, RATES)]
-    tuned = run_all(tuning, workers)
-    validation = {
-        method: {lr: fmean(tuned[Job("tune", method, seed, lr)]["validation"] for seed in TUNING_SEEDS) for lr in RATES}
-        for method in PERSONAL
-    }
-    chosen = {method: max(rates, key=lambda lr: rates[lr]) for method, rates in validation.items()}
-    found = run_all([Job("test", method, seed, chosen[method]) for method in PERSONAL for seed in TEST_SEEDS], workers)
-    runs = {m: [found[Job("test", m, seed, chosen[m])] for seed in TEST_SEEDS] for m in PERSONAL}
-    return {"validation": validation, "lr": chosen, "runs": runs}
 
 
 def make_csv(folder: Path) -> str:
@@ -260,14 +212,11 @@ def main() -> None:
         print("unchanged" if made == SHIPPED.read_text() else "changed")
         SHIPPED.write_text(made)
         return
-    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     if options.stage != "show":
-        results[options.stage] = (reproduce if options.stage == "flamby" else personalize)(options.workers)
-        results |= {"date": str(date.today()), "torch": torch.__version__}
-        text = json.dumps(results, indent=1)
-        RESULTS.write_text(re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
-        results = json.loads(RESULTS.read_text())
-    show(results)
+        is_personal = options.stage == "personal"
+        found = personalize(Job, PERSONAL, TEST_SEEDS, options.workers) if is_personal else reproduce(options.workers)
+        write_results(RESULTS, options.stage, found)
+    show(json.loads(RESULTS.read_text()))
 
 
 if __name__ == "__main__":

@@ -11,16 +11,11 @@ cores, each part takes a few minutes.
 
 import argparse
 import json
-import os
-import platform
-import re
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import date
+from functools import partial
 from itertools import product
-from math import isnan, nan
-from multiprocessing import get_context
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,14 +24,35 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
+from fedtailor.analysis.statistics import mean_interval
 from fedtailor.data.clinical.tcga_brca import REGIONS
-from fedtailor.methods import METHODS, Averaged, Centralized, FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi, Local
+from fedtailor.methods import METHODS, Centralized, FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi, Local
 from fedtailor.methods import Scaffold as SCAFFOLD
-from flamby_order import Loader, federated_loaders, flamby_order
-from tcga_brca_tables import EXPRESSION, PRINTED, cell_value, show
+from flamby import (
+    FLAMBY_SEEDS,
+    Loader,
+    Scores,
+    federated_loaders,
+    flamby_order,
+    personalize,
+    run_all,
+    run_personal,
+    scores,
+    write_results,
+)
 
 RESULTS = Path(__file__).parent / "results" / "tcga_brca.json"
-FLAMBY_SEEDS = range(42, 47)
+PRINTED = {  # C-index on the pooled test set, and on the test sets of the six regions
+    "pooled": (0.704, 0.773, 0.582, 0.706, 0.629, 0.766, 0.600),
+    "local": (None, 0.644, 0.527, 0.850, 0.596, 0.851, 0.667),
+    "FedAvg": (0.735, 0.745, 0.627, 0.691, 0.675, 0.787, 0.867),
+    "FedProx": (0.717, 0.715, 0.668, 0.667, 0.667, 0.791, 0.867),
+    "SCAFFOLD": (0.699, 0.593, 0.755, 0.676, 0.454, 0.911, 0.733),
+    "FedAdam": (0.842, 0.849, 0.655, 0.881, 0.604, 0.902, 1.000),
+    "FedYogi": (0.842, 0.849, 0.655, 0.881, 0.604, 0.902, 1.000),
+    "FedAdagrad": (0.834, 0.848, 0.623, 0.872, 0.679, 0.855, 1.000),
+}
+EXPRESSION = ", FLamby's expression"
 FLAMBY_ROUNDS = 5  # (866 // 6 // 8) · 30 // 100
 BATCH, STEPS = 8, 100
 ORDERS = range(20)  # orders of batches that the library draws
@@ -44,8 +60,8 @@ PERSONAL = (
     "local", "centralized", "fedavg", "fedprox", "scaffold", "fedadam", "fedavgft", "perfedavg", "ditto", "pfedme",
     "averaged", "fedala", "fedamp", "fedapa", "apple", "selffl",
 )  # fmt: skip
-RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-TUNING_SEEDS, TEST_SEEDS = range(100, 105), range(20)
+TEST_SEEDS = range(20)
+TEST_TO_TRAIN = 0.2 / 0.8  # samples of a split
 
 
 class CoxModel(nn.Module):
@@ -70,10 +86,10 @@ class Job:
     lr: float = 0.0
     order: int | None = None  # None: FLamby's
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Scores:
         """Return metric -> values of the regions; the metric of the pooled test set is "common_c_index"."""
         torch.set_num_threads(1)
-        return run_flamby(self) if self.stage == "flamby" else run_personal(self)
+        return run_flamby(self) if self.stage == "flamby" else run_tuned(self)
 
 
 def flamby_methods() -> dict[str, ft.Method]:
@@ -110,7 +126,7 @@ def summed_exponentials(outputs: Tensor, targets: Tensor, sample_weight: Tensor)
     return terms[order.argsort()]
 
 
-def run_flamby(job: Job) -> dict[str, Any]:
+def run_flamby(job: Job) -> Scores:
     """Train with FLamby's order of batches, or with one of the library; the initial weights are FLamby's."""
     name = job.method.removesuffix(EXPRESSION)
     rounds, fed = 1 if name in ("pooled", "local") else FLAMBY_ROUNDS, flamby_federation(job.folder)
@@ -136,39 +152,14 @@ def file_order(folder: str) -> Tensor:
     return torch.cat(fed.train).argsort()
 
 
-def make_method(name: str, lr: float) -> ft.Method:
-    """Return a method with its default settings and this learning rate."""
-    if name == "averaged":
-        return Averaged(FedAvg(lr=lr))
-    extra = {"share": "all"} if name == "fedapa" else {}  # a linear model has no body
-    return METHODS[name](lr=lr, **extra)  # type: ignore[call-arg]
+def run_tuned(job: Job) -> Scores:
+    fed = ft.load("tcga-brca", folder=job.folder, seed=job.seed)
+    model, is_tuning = ft.network("logistic", fed), job.stage == "tune"
+    return run_personal(job.method, job.lr, model, fed, ["c_index"], is_tuning, batch_size=32, seed=job.seed)
 
 
-def run_personal(job: Job) -> dict[str, Any]:
-    fed, is_tuning = ft.load("tcga-brca", folder=job.folder, seed=job.seed), job.stage == "tune"
-    try:
-        method = make_method(job.method, job.lr)
-    except ft.ConfigError:
-        return {"validation": -1.0}  # pFedMe needs lr < 1/λ
-    run = ft.simulate(
-        method, ft.network("logistic", fed), fed, rounds=20, batch_size=32, seed=job.seed, evaluate_every=20,
-        engine="sequential", validation=0.25 if is_tuning else 0.0,
-    )  # fmt: skip
-    if is_tuning:
-        return {"validation": run.records[-1][f"validation_{run.info['ranked_by']}"]}
-    return scores(run, ["c_index"])
-
-
-def scores(run: ft.Run, names: list[str]) -> dict[str, list[float | None]]:
-    """Return metric -> values of the regions; None where a metric is undefined."""
-    found = {name: run.scores(run.info["ranked_by"], "last", name) for name in names}
-    values = {name: [one.get(client, nan) for client in range(len(REGIONS))] for name, one in found.items()}
-    return {name: [None if isnan(value) else round(value, 5) for value in row] for name, row in values.items()}
-
-
-def run_all(jobs: list[Job], workers: int) -> dict[Job, dict[str, Any]]:
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        return dict(zip(jobs, pool.map(Job.run, jobs, chunksize=4), strict=True))
+def personal(folder: str, workers: int) -> dict[str, Any]:
+    return personalize(partial(Job, folder), PERSONAL, TEST_SEEDS, workers)
 
 
 def reproduce(folder: str, workers: int) -> dict[str, Any]:
@@ -193,21 +184,92 @@ def vary_order(folder: str, workers: int) -> dict[str, Any]:
     return {m: [[mean(m, order, cell) for order in ORDERS] for cell in cells] for m in flamby_methods()}
 
 
-def personalize(folder: str, workers: int) -> dict[str, Any]:
-    tuning = [Job(folder, "tune", *one) for one in product(PERSONAL, TUNING_SEEDS, RATES)]
-    tuned = run_all(tuning, workers)
-    validation = {
-        method: {
-            lr: fmean(tuned[Job(folder, "tune", method, seed, lr)]["validation"] for seed in TUNING_SEEDS)
-            for lr in RATES
-        }
-        for method in PERSONAL
-    }
-    chosen = {method: max(rates, key=lambda lr: rates[lr]) for method, rates in validation.items()}
-    jobs = [Job(folder, "test", method, seed, chosen[method]) for method in PERSONAL for seed in TEST_SEEDS]
-    found = run_all(jobs, workers)
-    runs = {m: [found[Job(folder, "test", m, seed, chosen[m])] for seed in TEST_SEEDS] for m in PERSONAL}
-    return {"validation": validation, "lr": chosen, "runs": runs}
+def cell_value(run: dict[str, Any], cell: int) -> float:
+    """Return a value of a run: on the pooled test set, or in a region."""
+    value: float = run["common_c_index"][0] if cell == 0 else run["c_index"][cell - 1]
+    return value
+
+
+def show(results: dict[str, Any]) -> None:
+    if "flamby" in results:
+        show_flamby(results["flamby"], results.get("order", {}))
+    if "personal" in results:
+        show_personal(results["personal"])
+
+
+def show_flamby(found: dict[str, Any], orders: dict[str, Any]) -> None:
+    names = ["pooled test", *REGIONS]
+    print(f"\n| trained by | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
+    differences = []
+    for method, seeds in found.items():
+        cells = []
+        for cell, printed in enumerate(PRINTED[method.removesuffix(EXPRESSION)]):
+            if printed is None:
+                cells.append("–")
+                continue
+            value = fmean(cell_value(seed, cell) for seed in seeds)
+            differences += [(abs(value - printed), method, names[cell])] * (method in PRINTED)
+            cells.append(f"{value:.3f} ({printed:.3f})")
+        print(f"| {method} | {' | '.join(cells)} |")
+    for limit in (0.0005, 0.01, 0.02, 0.05):
+        print(f"within {limit}: {sum(d <= limit for d, *_ in differences)} of {len(differences)}")
+    print("beyond 0.01:", ", ".join(f"{m} {c} {d:.3f}" for d, m, c in sorted(differences, reverse=True) if d > 0.01))
+    if orders:
+        show_orders(orders)
+
+
+def show_orders(found: dict[str, Any]) -> None:
+    names, inside, total = ["pooled test", *REGIONS], 0, 0
+    print(f"\n| trained by | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
+    for method, rows in found.items():
+        cells = []
+        for printed, values in zip(PRINTED[method], rows, strict=True):
+            if printed is None:
+                cells.append("–")
+                continue
+            is_inside = min(values) <= printed <= max(values)
+            inside, total = inside + is_inside, total + 1
+            cells.append(f"{min(values):.3f} to {max(values):.3f}{'' if is_inside else f' (printed {printed:.3f})'}")
+        print(f"| {method} | {' | '.join(cells)} |")
+    print(f"printed value inside the range over orders: {inside} of {total}")
+
+
+def show_personal(found: dict[str, Any]) -> None:
+    """Print the regions, and the mean without Canada, where the C-index is undefined in most splits."""
+    runs = found["runs"]
+    columns = ["method", "lr", *REGIONS, "mean of five", "− local", "− local, by region", "splits better than local"]
+    print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    for method, seeds in runs.items():
+        pairs = list(zip(seeds, runs["local"], strict=True))
+        values = [[v for seed in seeds if (v := seed["c_index"][region]) is not None] for region in range(6)]
+        means = [mean_of(seed["c_index"][:-1]) for seed in seeds]
+        gains = [mean_of(gain(a, b)[:-1]) for a, b in pairs]
+        by_region = [[g for a, b in pairs if (g := gain(a, b)[region]) is not None] for region in range(6)]
+        regions = "" if method == "local" else ", ".join(interval(own, "+.3f") for own in by_region[:-1])
+        better = ", ".join(f"{sum(g > 0 for g in own)}/{len(own)}" for own in by_region)
+        cells = [f"{fmean(one):.3f}" for one in values]
+        shown = "" if method == "local" else interval(gains, "+.3f")
+        overall = interval(means, ".3f")
+        title, lr = METHODS[method].class_title(), found["lr"][method]
+        print(f"| {title} | {lr} | {' | '.join(cells)} | {overall} | {shown} | {regions} | {better} |")
+    defined = [sum(seed["c_index"][region] is not None for seed in runs["local"]) for region in range(6)]
+    print(f"\nsplits in which the C-index is defined: {dict(zip(REGIONS, defined, strict=True))}")
+
+
+def interval(values: list[float], digits: str) -> str:
+    """Return the mean over splits and its 95 % interval, corrected for their overlap: a fifth is tested."""
+    low, high = mean_interval(values, TEST_TO_TRAIN) or (nan, nan)
+    return f"{fmean(values):{digits}} ({low:{digits}} to {high:{digits}})"
+
+
+def gain(one: dict[str, Any], other: dict[str, Any]) -> list[float | None]:
+    pairs = zip(one["c_index"], other["c_index"], strict=True)
+    return [None if a is None or b is None else a - b for a, b in pairs]
+
+
+def mean_of(values: list[float | None]) -> float:
+    """Return the mean of the defined values."""
+    return fmean(value for value in values if value is not None)
 
 
 def main() -> None:
@@ -216,16 +278,10 @@ def main() -> None:
     parser.add_argument("folder", nargs="?")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     if options.stage != "show":
-        stages = {"flamby": reproduce, "order": vary_order, "personal": personalize}
-        results[options.stage] = stages[options.stage](options.folder, options.workers)
-        machine = f"{platform.machine()}, {os.cpu_count()} cores"
-        results |= {"date": str(date.today()), "torch": torch.__version__, "machine": machine}
-        text = json.dumps(results, indent=1)
-        RESULTS.write_text(re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text) + "\n")
-        results = json.loads(RESULTS.read_text())
-    show(results)
+        stages = {"flamby": reproduce, "order": vary_order, "personal": personal}
+        write_results(RESULTS, options.stage, stages[options.stage](options.folder, options.workers))
+    show(json.loads(RESULTS.read_text()))
 
 
 if __name__ == "__main__":
