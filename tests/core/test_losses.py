@@ -43,10 +43,10 @@ def test_class_of_weight_2_counts_like_samples_that_occur_twice(engine: str, net
         twice = torch.cat([train, train[fed.y[train] == 1]])
         clients.append((fed.x[twice], fed.y[twice], fed.x[test], fed.y[test]))
     options: dict[str, Any] = {"rounds": 1, "engine": engine, "batch_size": 100, "method": "local"}
+    weighted = run(net, fed, class_weights=[1, 2, 1], method_settings={"lr": lr, "epochs": 1}, **options)
+    doubled = ft.Federation.from_arrays(clients, classes=3)
     for client, own in enumerate(clients):
         rate = lr * len(own[0]) / len(fed.train[client])
-        weighted = run(net, fed, class_weights=[1, 2, 1], method_settings={"lr": lr, "epochs": 1}, **options)
-        doubled = ft.Federation.from_arrays(clients, classes=3)
         repeated = run(net, doubled, method_settings={"lr": rate, "epochs": 1}, **options)
         assert same(weighted.personal(client), repeated.personal(client), tolerance=1e-12)
 
@@ -82,7 +82,7 @@ def test_class_weights_find_a_rare_class() -> None:
         run(model, fed, class_weights=weights, metrics=metrics, rounds=10, batch_size=32)
         for weights in (None, "balanced")
     )
-    assert plain.records[-1]["balanced_accuracy_received"] < 0.55 < 0.7
+    assert plain.records[-1]["balanced_accuracy_received"] < 0.55
     assert weighted.records[-1]["balanced_accuracy_received"] > 0.7
 
 

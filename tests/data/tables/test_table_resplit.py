@@ -58,8 +58,9 @@ def test_redrawn_splits_have_the_same_features_and_classes() -> None:
     frame["ill"] = ["odd"] * 7 + ["yes", "no", "no"] * 11
     fed = ft.Federation.from_dataframe(frame, client="site", target="ill")
     splits = [fed.resplit(repeat) for repeat in range(6)]
-    assert fed.table is not None and fed.class_names is not None
+    assert fed.table is not None
     for new in splits:
         assert new.table is not None and new.table.feature_names == fed.table.feature_names
+        assert new.class_names == fed.class_names and len(new.x) == len(fed.y)
         ages = frame["age"].to_numpy()[new.train[0].numpy()]
         assert new.table.statistics[""].mean[0] == pytest.approx(ages.mean())
