@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 import fedtailor as ft
+from fedtailor.analysis.statistics import mean_interval
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_batches import ClientBatches
 from fedtailor.core.trees import Tree
@@ -95,6 +96,33 @@ def scores(run: ft.Run, names: Sequence[str]) -> Scores:
     found = {name: run.scores(run.info["ranked_by"], "last", name) for name in names}
     values = {name: [one.get(client, nan) for client in range(run.num_clients)] for name, one in found.items()}
     return {name: [None if isnan(value) else round(value, 5) for value in row] for name, row in values.items()}
+
+
+def gains_over_local(runs: dict[str, list[Scores]], method: str, metric: str) -> list[list[float]]:
+    """Return the gains of each client over local training, in the splits in which its score is defined."""
+    splits = [
+        zip(own[metric], local[metric], strict=True) for own, local in zip(runs[method], runs["local"], strict=True)
+    ]
+    by_client = zip(*splits, strict=True)
+    return [[a - b for a, b in pairs if a is not None and b is not None] for pairs in by_client]
+
+
+def interval(values: list[float], test_to_train: float, digits: str) -> str:
+    """Return the mean over splits and its 95 % interval by the corrected resampled t test, because splits overlap."""
+    low, high = mean_interval(values, test_to_train) or (nan, nan)
+    return f"{fmean(values):{digits}} ({low:{digits}} to {high:{digits}})"
+
+
+def show_gains(
+    runs: dict[str, list[Scores]], methods: Sequence[str], metric: str, clients: Sequence[str], test_to_train: float,
+    scale: float = 1.0, digits: str = "+.3f",
+) -> None:  # fmt: skip
+    """Print a table of the gains of the first clients over local training."""
+    print(f"\n| gain in {metric} | {' | '.join(clients)} |\n|{'---|' * (len(clients) + 1)}")
+    for method in methods:
+        gains = gains_over_local(runs, method, metric)[: len(clients)]
+        cells = [interval([scale * gain for gain in own], test_to_train, digits) for own in gains]
+        print(f"| {METHODS[method].class_title()} | {' | '.join(cells)} |")
 
 
 def write_results(path: Path, stage: str, result: Any) -> dict[str, Any]:

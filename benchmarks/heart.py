@@ -27,7 +27,7 @@ import fedtailor as ft
 from fedtailor.data.clinical.heart import COLUMNS, HOSPITALS, SHIPPED, read_complete_cases
 from fedtailor.methods import METHODS, Centralized, FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi, Local
 from fedtailor.methods import Scaffold as SCAFFOLD
-from flamby import FLAMBY_SEEDS, Scores, personalize, run_all, run_personal, scores, write_results
+from flamby import FLAMBY_SEEDS, Scores, personalize, run_all, run_personal, scores, show_gains, write_results
 
 RESULTS = Path(__file__).parent / "results" / "heart.json"
 METRICS = ["accuracy", "balanced_accuracy", "auc"]
@@ -48,6 +48,7 @@ PERSONAL = (
 )  # fmt: skip
 OWN_INTERCEPT = ("fedper", "fedrep")  # clients share the weights, and each has its own intercept
 TEST_SEEDS = range(20, 40)
+TEST_TO_TRAIN = 0.34 / 0.66  # samples of a split
 
 
 class BinaryLogistic(nn.Module):
@@ -197,6 +198,8 @@ def show_personal(found: dict[str, Any]) -> None:
             gain = "" if method == "local" else f"{100 * fmean(gains):+.1f} ± {100 * stdev(gains):.1f}"
             title = METHODS[method].class_title() + ", own intercept" * (method in OWN_INTERCEPT)
             print(f"| {title} | {found['lr'][method]} | {' | '.join(cells)} | {gain} |")
+        names = list(HOSPITALS.values())
+        show_gains(runs, ("fedavg", "fedrep"), metric, names, TEST_TO_TRAIN, scale=100, digits="+.1f")
     negatives = sum(seed["auc"][2] is not None for seed in runs["local"])
     print(f"\nAUC of Switzerland is defined in {negatives} of {len(runs['local'])} splits")
 

@@ -15,7 +15,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from math import nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from fedtailor.analysis.statistics import mean_interval
 from fedtailor.data.clinical.tcga_brca import REGIONS
 from fedtailor.methods import METHODS, Centralized, FedAdagrad, FedAdam, FedAvg, FedProx, FedYogi, Local
 from fedtailor.methods import Scaffold as SCAFFOLD
@@ -34,10 +32,13 @@ from flamby import (
     Scores,
     federated_loaders,
     flamby_order,
+    gains_over_local,
+    interval,
     personalize,
     run_all,
     run_personal,
     scores,
+    show_gains,
     write_results,
 )
 
@@ -237,29 +238,23 @@ def show_orders(found: dict[str, Any]) -> None:
 def show_personal(found: dict[str, Any]) -> None:
     """Print the regions, and the mean without Canada, where the C-index is undefined in most splits."""
     runs = found["runs"]
-    columns = ["method", "lr", *REGIONS, "mean of five", "− local", "− local, by region", "splits better than local"]
+    columns = ["method", "lr", *REGIONS, "mean of five", "− local", "splits better than local"]
     print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for method, seeds in runs.items():
         pairs = list(zip(seeds, runs["local"], strict=True))
         values = [[v for seed in seeds if (v := seed["c_index"][region]) is not None] for region in range(6)]
         means = [mean_of(seed["c_index"][:-1]) for seed in seeds]
         gains = [mean_of(gain(a, b)[:-1]) for a, b in pairs]
-        by_region = [[g for a, b in pairs if (g := gain(a, b)[region]) is not None] for region in range(6)]
-        regions = "" if method == "local" else ", ".join(interval(own, "+.3f") for own in by_region[:-1])
+        by_region = gains_over_local(runs, method, "c_index")
         better = ", ".join(f"{sum(g > 0 for g in own)}/{len(own)}" for own in by_region)
         cells = [f"{fmean(one):.3f}" for one in values]
-        shown = "" if method == "local" else interval(gains, "+.3f")
-        overall = interval(means, ".3f")
+        shown = "" if method == "local" else interval(gains, TEST_TO_TRAIN, "+.3f")
+        overall = interval(means, TEST_TO_TRAIN, ".3f")
         title, lr = METHODS[method].class_title(), found["lr"][method]
-        print(f"| {title} | {lr} | {' | '.join(cells)} | {overall} | {shown} | {regions} | {better} |")
+        print(f"| {title} | {lr} | {' | '.join(cells)} | {overall} | {shown} | {better} |")
+    show_gains(runs, [name for name in runs if name != "local"], "c_index", REGIONS[:-1], TEST_TO_TRAIN)
     defined = [sum(seed["c_index"][region] is not None for seed in runs["local"]) for region in range(6)]
     print(f"\nsplits in which the C-index is defined: {dict(zip(REGIONS, defined, strict=True))}")
-
-
-def interval(values: list[float], digits: str) -> str:
-    """Return the mean over splits and its 95 % interval, corrected for their overlap: a fifth is tested."""
-    low, high = mean_interval(values, TEST_TO_TRAIN) or (nan, nan)
-    return f"{fmean(values):{digits}} ({low:{digits}} to {high:{digits}})"
 
 
 def gain(one: dict[str, Any], other: dict[str, Any]) -> list[float | None]:

@@ -64,6 +64,16 @@ def test_client_gains_over_redrawn_splits_of_errors_are_decreases() -> None:
     assert next(iter(found.values())).gain == pytest.approx(-fmean(DIFFERENCES[0]))
 
 
+def test_intervals_end_at_the_smallest_and_the_largest_possible_score() -> None:
+    groups = {
+        score: compare_runs(repeated_runs(score=score, higher=score == "r2")) for score in ("c_index", "mae", "r2")
+    }
+    scores = {score: group.clip((-2.5, 1.5)) for score, group in groups.items()}
+    assert scores == {"c_index": (0, 1), "mae": (0, 1.5), "r2": (-2.5, 1)}
+    gains = {score: group.clip((-2.5, 1.5), of_gain=True) for score, group in groups.items()}
+    assert gains == {"c_index": (-1, 1), "mae": (-2.5, 1.5), "r2": (-2.5, 1.5)}
+
+
 def test_client_gains_splits_without_a_score_do_not_count() -> None:
     found = list(
         client_gains(compare_runs(repeated_runs({0: [1, 3], 2: [0, 1, 2]})), "FedPer", "Local training").values()

@@ -120,7 +120,7 @@ def test_verdict_lower_score_can_be_better() -> None:
 def test_verdict_equal_scores_are_not_a_lead() -> None:
     text = verdict_text(seeded_runs({"fedavg": [0.5, 0.6, 0.7], "fedbn": [0.5, 0.6, 0.7]}))
     assert text.startswith("FedAvg scores highest (60.0 %), but FedBN has the same score in all 3 seeds, for which no")
-    assert "FedAvg and FedBN have identical scores for every client." in text
+    assert "Every client has identical scores with FedAvg and FedBN." in text
 
 
 def test_verdict_of_one_method_has_no_ranking() -> None:

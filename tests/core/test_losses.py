@@ -59,6 +59,21 @@ def test_class_weights_of_1_change_no_bit_and_others_do(name: str, net: nn.Modul
         assert not all(same(plain.personal(client), others.personal(client)) for client in range(4))
 
 
+@pytest.mark.parametrize(
+    ("name", "without_penalties"),
+    [("gpfl", {"lam": 0.0, "mu": 0.0}), ("fedrod", {}), ("fedcp", {"lam": 0.0}), ("fedproto", {"lam": 0.0})],
+)
+def test_every_term_of_an_objective_that_sees_labels_is_weighted(
+    name: str, without_penalties: dict[str, float], net: nn.Module
+) -> None:
+    """If all classes have weight 2, steps are those of twice the learning rate."""
+    weighted, faster = (
+        run(net, method=name, class_weights=weights, method_settings={"lr": lr, **without_penalties})
+        for lr, weights in ((0.05, [2.0, 2.0, 2.0]), (0.1, None))
+    )
+    assert all(same(weighted.personal(client), faster.personal(client), tolerance=1e-12) for client in range(4))
+
+
 def test_balanced_class_weights_are_those_of_all_training_samples_and_are_recorded(net: nn.Module) -> None:
     fed = tiny_federation()
     found = run(net, fed, class_weights="balanced", validation=0.25, held_out_clients=[1])

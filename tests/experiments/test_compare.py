@@ -32,6 +32,15 @@ def test_compare_equals_separate_simulations() -> None:
         assert run.summary() == alone.summary()
 
 
+def test_splits_in_memory_are_told_apart_by_their_samples() -> None:
+    """Two splits may have the same sizes, and validation samples are a part of the training samples of a split."""
+    settings: dict[str, Any] = {"seeds": [0, 1], "validation": 0.3, **SETTINGS}
+    one = ft.compare(["fedavg"], TinyNet, tiny_federation(), **settings)
+    other = ft.compare(["fedavg"], TinyNet, lambda seed: tiny_federation(seed=seed), **settings)
+    clients = tiny_federation().num_clients
+    assert [len(found.rows("client_mean")) for found in (one, other)] == [2 * clients, 4 * clients]
+
+
 class SizedNet(TinyNet):
     """A network that depends on the federation."""
 

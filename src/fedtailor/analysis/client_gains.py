@@ -69,7 +69,7 @@ def gain_over_splits(
     """Return the gain between two methods, given one score of each per redrawn split."""
     a, b = ([group.sign * score for score in scores] for scores in (ours, theirs))
     test = paired_t_test(a, b, test_to_train)
-    test = replace(test, interval=group.clip(test.interval, lowest=-1.0))
+    test = replace(test, interval=group.clip(test.interval, of_gain=True))
     clear = test.interval is not None and _sign(test.interval[0]) == _sign(test.interval[1])
     return ClientGain(test.mean, _sign(test.mean) if clear else 0, test)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from math import isfinite, log10
+from math import inf, isfinite, log10
 from re import match
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ _METRIC_NAMES = {
     "auc_absent_zero": "AUC (absent 0)", "average_precision": "average precision", "ece": "calibration error",
     "brier": "Brier score", "mse": "MSE", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "c_index": "C-index",
 }  # fmt: skip
+_ERRORS = ("brier", "mse", "rmse", "mae")  # at least 0
 _PREFIXES = {COMMON: "common ", HELD_OUT: "held-out ", TRAIN: "train ", GLOBAL: "global "}
 _MAX_NAME_LENGTH = 60
 
@@ -146,6 +147,13 @@ class ScoreFormat:
     def is_fraction(self) -> bool:
         """Whether values are from 0 to 1."""
         return self.is_percent or split_prefix(self.score)[1] == "c_index"
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest possible value."""
+        metric = split_prefix(self.score)[1]
+        lowest = 0.0 if self.is_fraction or metric in _ERRORS else -inf
+        return lowest, 1.0 if self.is_fraction or metric == "r2" else inf
 
     @property
     def factor(self) -> float:

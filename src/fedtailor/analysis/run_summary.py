@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, isfinite
+from math import isfinite
 from statistics import fmean, mean
 
 from fedtailor.analysis.comparability import NEUTRAL_SETTINGS, experiment_key, is_repeated, samples_key, split_key
@@ -222,15 +222,16 @@ class Comparison:
         return mean(scores) if scores and all(map(isfinite, scores)) else None
 
     def interval(self, label: str, moment: str | None = None) -> tuple[float, float] | None:
-        """Return the 95 % interval of the mean over seeds or splits by Student's t, clipped to [0, 1] for fractions;
+        """Return the 95 % interval of the mean over seeds or splits by Student's t, clipped to possible scores;
         None for fewer than three seeds."""
         if self.score(label, moment) is None:
             return None
         return self.clip(mean_interval(self.scores(label, moment), self.test_to_train))
 
-    def clip(self, interval: tuple[float, float] | None, lowest: float = 0.0) -> tuple[float, float] | None:
-        """Return an interval of scores, clipped to [0, 1] for fractions, or of differences with `lowest` −1."""
-        low, high = (lowest, 1.0) if self.fmt.is_fraction else (-inf, inf)
+    def clip(self, interval: tuple[float, float] | None, of_gain: bool = False) -> tuple[float, float] | None:
+        """Return an interval of scores, or of differences between scores, clipped to possible values."""
+        low, high = self.fmt.bounds
+        low, high = (low - high, high - low) if of_gain else (low, high)
         return None if interval is None else (max(low, interval[0]), min(high, interval[1]))
 
     @cached_property

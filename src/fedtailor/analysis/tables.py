@@ -108,7 +108,7 @@ def metric_notes(others: Sequence[str], runs: Sequence[Run]) -> str:
         missing = {max(clients.values()) - clients[name] for clients in covered if name in clients}
         if any(missing):
             many = f"{min(missing)} to {max(missing)} clients" if len(missing) > 1 else f"{max(missing)} clients"
-            notes += f" {ScoreFormat(name).name} is undefined for {'1 client' if missing == {1} else many}."
+            notes += f" {ScoreFormat(name).title} is undefined for {'1 client' if missing == {1} else many}."
     return notes
 
 

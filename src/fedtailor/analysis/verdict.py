@@ -125,7 +125,7 @@ def _caveats(group: Comparison) -> list[str]:
         notes.append(f"Clients failed and were excluded with {join_names(failed)}: see these runs.")
     if note := early_stopping_note([summary.run for summary in group.summaries]):
         notes.append(note)
-    notes += [f"{join_names(same)} have identical scores for every client." for same in _identical_methods(group)]
+    notes += [f"Every client has identical scores with {join_names(same)}." for same in _identical_methods(group)]
     if group.excluded:
         missing = sorted({f"{run.label} with seed {run.seed}" for run in group.excluded})
         notes.append(f"Excluded because not all methods have the seed: {join_names(missing)}.")

@@ -12,7 +12,6 @@ from fedtailor.core.client_context import ClientContext
 from fedtailor.core.client_weights import AveragingMethod, ClientWeights
 from fedtailor.core.fields import NonNegative
 from fedtailor.core.local_training import LocalTraining
-from fedtailor.core.losses import cross_entropy
 from fedtailor.core.method import Setup
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Tree, dot
@@ -78,12 +77,12 @@ class GPFL(AveragingMethod, LocalTraining):
             personal, shared = _apply_valve(valve, z, context), _apply_valve(valve, z, global_context)
             cosines = F.normalize(shared, dim=1) @ F.normalize(embeddings, dim=1).T
             outputs = ctx.model.head_output(params, personal)
-            losses = ctx.model.losses(outputs, batch.y, batch.weight) + cross_entropy(cosines, batch.y)
+            own, angle = (ctx.model.losses(scores, batch.y, batch.weight) for scores in (outputs, cosines))
             difference = (shared - message["embeddings"][batch.y]) * batch.weight[:, None]
             added = {"embeddings": embeddings, "valve": valve}
             decay = (self.mu - self.weight_decay) / 2 * dot(added, added)
             distance: Tensor = torch.linalg.vector_norm(difference)
-            return batch.mean(losses) + self.lam * distance + decay
+            return batch.mean(own + angle) + self.lam * distance + decay
 
         end, kept = self.optimize(ctx, objective, message | {"params": message["params"] | state["head"]}, state)
         body, head = ctx.model.split(end["params"])

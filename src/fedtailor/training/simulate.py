@@ -247,8 +247,7 @@ def make_trainer(
     experiment = describe_run(config, method, model, fed)
     if code := describe_code(experiment):
         info["code"] = code
-    if folder is not None:
-        info["fingerprint"] = fingerprint(describe_method(method), type(method), model, fed, held_out)
+    info["fingerprint"] = fingerprint(describe_method(method), type(method), model, fed, held_out)
     run = Run(
         experiment=experiment,
         info=info,
