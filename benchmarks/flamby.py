@@ -125,14 +125,13 @@ def show_gains(
         print(f"| {METHODS[method].class_title()} | {' | '.join(cells)} |")
 
 
-def write_results(path: Path, stage: str, result: Any) -> dict[str, Any]:
-    """Replace the result of a stage in a file, with the date and the machine, and return what the file contains."""
+def write_results(path: Path, stage: str, result: Any) -> None:
+    """Replace the result of a stage in a file, with the date and the machine."""
     results = json.loads(path.read_text()) if path.is_file() else {}
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     results |= {stage: result, "date": str(date.today()), "torch": torch.__version__, "machine": machine}
     lines = json.dumps(results, indent=1)
     path.write_text(re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), lines) + "\n")
-    return dict(json.loads(path.read_text()))
 
 
 def draw() -> int:

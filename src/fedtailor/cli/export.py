@@ -58,7 +58,7 @@ def export(
         typer.echo(f"Saved the models of all {count} clients in {folder}; their outputs match the run.")
         return
     model = load_personal(run, client, moment, **own)
-    info = require_personal(model, None).info
+    info = require_personal(model).info
     path = out or Path(f"{safe_file_name(info.run)}-client-{client_file_name(info)}{moment_suffix}.{format}")
     export_model(model, path, format, input_dtype=inputs)
     owner = f"client {info.client} ({method_label(info.method)}, {info.moment})"

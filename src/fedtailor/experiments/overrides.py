@@ -10,6 +10,7 @@ from fedtailor.errors import ConfigError
 
 T = TypeVar("T")
 _MAX_DOTS = 8  # in a flag; --method.inner.lr has two
+# Values that are not parsed: paths may contain commas and brackets, and a decimal separator may be a comma.
 _TEXT_FLAGS = ("out", "data.folder", "data.file", "data.schema", "unreliable.trace", "data.decimal", "decimal")
 
 

@@ -64,8 +64,7 @@ def export_model(
     if suffix in FORMATS and suffix != file_format:
         raise ConfigError(f"'{path.name}' ends with .{suffix}, but the format is {file_format}; leave out one of them.")
     with write_errors(f"'{path}' cannot be written"):
-        personal = _for_format(require_personal(model, None), file_format)
-        _write_checked(_WRITERS[file_format](), require_personal(personal, input_dtype), path)
+        _write_checked(_WRITERS[file_format](), _prepare(model, file_format, input_dtype), path)
         sync_folder(path.parent)
     return path
 
@@ -80,7 +79,7 @@ def export_models(
     try:
         with write_errors(f"'{folder}' cannot be written"), atomic_folder(folder) as temporary:
             for model in models:
-                personal = require_personal(_for_format(require_personal(model, None), file_format), input_dtype)
+                personal = _prepare(model, file_format, input_dtype)
                 _write_checked(writer, personal, temporary / f"{client_file_name(personal.info)}.{file_format}")
     except BaseException:
         remove_folder(folder.with_name(folder.name + TEMPORARY_SUFFIX))
@@ -100,12 +99,24 @@ def _check_target(path: Path, file_format: str) -> None:
         raise ConfigError(f"'{path}' already exists; remove it, or choose another name.")
 
 
-def require_personal(model: nn.Module, input_dtype: str | None) -> PersonalModel:
-    """Return the model, with other input dtypes if given; raise `ConfigError` if it cannot be exported."""
+def require_personal(model: nn.Module) -> PersonalModel:
+    """Return the model; raise `ConfigError` if it cannot be exported."""
     if not isinstance(model, PersonalModel):
         raise ConfigError("Only models from ft.load_personal can be exported, except those from ONNX files.")
-    if input_dtype is None:
-        return model
+    return model
+
+
+def _prepare(model: nn.Module, file_format: str, input_dtype: str | None) -> PersonalModel:
+    """Return the model that a file contains, with other input dtypes if given. A graph for tables takes their rows and
+    contains the preprocessing."""
+    personal = require_personal(model)
+    if personal.info.inputs.table is not None and file_format != "safetensors":
+        info = replace(personal.info, inputs=personal.info.inputs.rows)
+        personal = PersonalModel(*personal.parts, personal.tensors(), info)
+    return personal if input_dtype is None else _with_input_dtype(personal, input_dtype)
+
+
+def _with_input_dtype(model: PersonalModel, input_dtype: str) -> PersonalModel:
     if input_dtype not in _INPUT_DTYPES:
         raise unknown_name("input dtype", input_dtype, _INPUT_DTYPES)
     changed, inputs = copy.copy(model), model.info.inputs
@@ -118,13 +129,6 @@ def require_personal(model: nn.Module, input_dtype: str | None) -> PersonalModel
     }
     changed.info = replace(model.info, inputs=replace(inputs, parts=parts, dtype_is_assumed=False))
     return changed
-
-
-def _for_format(model: PersonalModel, file_format: str) -> PersonalModel:
-    """Return the model that a file contains: a graph for tables takes their rows and contains the preprocessing."""
-    if model.info.inputs.table is None or file_format == "safetensors":
-        return model
-    return PersonalModel(*model.parts, model.tensors(), replace(model.info, inputs=model.info.inputs.rows))
 
 
 def _write_checked(writer: "_Writer", model: PersonalModel, path: Path) -> None:
