@@ -67,7 +67,7 @@ def client_table(group: Comparison) -> Table | None:
         clients.setdefault(found.name, []).append(found)
     has_counts = any(one.score.seeds < total for own in clients.values() for one in own)
     interval = "95 % interval"
-    columns = ["", group.fmt.name, interval, "gain", interval, "verdict", *["n"] * has_counts]
+    columns = ["", *_in_two_lines([group.fmt.name]), interval, "gain", interval, "verdict", *["n"] * has_counts]
     table = new_table(f"Clients; {group.fmt.in_words}, and gain over local training", columns, left=1)
     shown = list(clients)[: max(1, _MAX_CLIENT_ROWS // len(group.methods))]
     for name in shown:

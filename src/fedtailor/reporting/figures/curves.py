@@ -98,7 +98,7 @@ def curves(group: Comparison) -> Figure | None:
     moments = [Option(views[view], {"y": ys[view]}, {"annotations": annotations[view]}) for view in views]
     choices = [axes, Choice("model", moments)]
     title = f"{group.fmt.title} during training"
-    summary = curves_summary(group) + (" Bands span the seeds." if banded else "")
+    summary = curves_summary(group) + (f" Bands span the {group.unit}s." if banded else "")
     return Figure("curves", title, summary, data, layout, _curves_table(group), (), choices)
 
 

@@ -68,7 +68,7 @@ def split_sentence(group: Comparison) -> str:
     splits = len(first_of_each_split(group))
     note = f"; the seeds use {splits} different splits" if splits > 1 else ""
     note = f"; each client's samples are split anew {splits} times" if group.is_repeated else note
-    name = f"{data['name']} data" if "name" in data else "data"
+    name = "data" if data.get("name", "own data") == "own data" else f"{data['name']} data"
     samples = f"{count_of(train, 'training sample')} and {count_of(test, 'test sample')} in total"
     return f"The {name} are split{how} into {count_of(len(clients), 'client')} with {samples}{note}."
 
