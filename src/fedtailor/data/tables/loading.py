@@ -138,15 +138,18 @@ def load_frame(frame: Any, client: str, settings: TableSettings, seed: int) -> d
     return load_tables(split_by_client(from_frame(frame, "the data frame"), client), settings, seed)
 
 
-def model_rows(raw: RawTable, table: TableFormat) -> Array:
-    """Return the rows of a table in the format of a model: one number per column, NaN where a value is missing."""
+def model_rows(raw: RawTable, table: TableFormat, **writing: str | None) -> Array:
+    """Return the rows of a table in the format of a model: one number per column, NaN where a value is missing.
+
+    `writing` is the decimal separator and the date format of the file, where its values can be read in two ways.
+    """
     kinds = {column.name: column.kind for column in table.columns}
     lacking = [name for name in kinds if name not in raw.frame.columns]
     if lacking:
         names = ", ".join(f"'{name}'" for name in lacking[:5]) + (", ..." if len(lacking) > 5 else "")
         fix = "add it, with empty cells if the values are unknown"
         raise DataError(f"{raw.start} lacks the column{'s' * (len(lacking) > 1)} {names} of the model's table; {fix}.")
-    columns = read_columns(raw, SiteSettings(missing=table.missing), list(kinds), kinds)
+    columns = read_columns(raw, SiteSettings(missing=table.missing, **writing), list(kinds), kinds)  # type: ignore[arg-type]
     _warn_of_unknown_categories(columns, table, raw)
     return row_numbers(columns, table.columns, raw)
 
