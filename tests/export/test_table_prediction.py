@@ -122,3 +122,22 @@ def test_column_that_is_missing_or_wrong_at_prediction_is_named(run: tuple[ft.Fe
     assert "has '2' in the column 'smoker', which must be a boolean" in error_message(
         lambda: predict(model, folder / "new.csv")
     )
+
+
+def test_new_rows_that_can_be_read_in_two_ways_take_the_training_files_format(tmp_path: Path) -> None:
+    """A file of many rows shows which number is the month; one row does not, and empty rows keep their number."""
+    frame = patients(40, 0)
+    frame["admitted"] = frame["admitted"].dt.strftime("%d/%m/%Y")
+    frame["age"] = frame["age"].map(lambda age: "" if np.isnan(age) else f"{age:.3f}")
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    fed = ft.Federation.from_tables({"a": tmp_path / "a.csv"}, target="outcome", decimal=".")
+    ft.simulate(ft.methods.FedAvg(), ft.network("mlp", fed), fed, rounds=1, folder=tmp_path / "run")
+    model = ft.load_personal(tmp_path / "run", 0)
+    (tmp_path / "new.csv").write_text("age,ward,smoker,admitted\n,,,\n61.500,A,1,03/04/2020\n")
+    assert "set decimal" in error_message(lambda: predict(model, tmp_path / "new.csv"))
+    assert "set date_format" in error_message(lambda: predict(model, tmp_path / "new.csv", decimal="."))
+    found = predict(model, tmp_path / "new.csv", decimal=".", date_format="%d/%m/%Y")
+    plain = pd.DataFrame({"age": [61.5], "ward": ["A"], "smoker": [1], "admitted": [pd.Timestamp("2020-04-03")]})
+    assert torch.equal(found.outputs, predict(model, plain).outputs) and found.samples == ["1"]
+    [every] = predict_clients(tmp_path / "run", tmp_path / "new.csv", decimal=".", date_format="%d/%m/%Y")
+    assert torch.equal(every.predictions.outputs, found.outputs)

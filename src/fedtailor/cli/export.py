@@ -82,6 +82,12 @@ def predict(
         Path | None,
         typer.Option("--out", "-o", help="save all predictions as .csv or .npz; with --all: .csv, .parquet"),
     ] = None,
+    decimal: Annotated[
+        str | None, typer.Option(help="decimal separator of a table; default: found in the file")
+    ] = None,
+    date_format: Annotated[
+        str | None, typer.Option(help="format of a table's dates, such as %d/%m/%Y; default: found in the file")
+    ] = None,
     method: OwnMethod = None,
     network: OwnNetwork = None,
     data: OwnData = None,
@@ -98,13 +104,14 @@ def predict(
 
     if out is not None and file is not None and out.exists() and out.samefile(file):
         raise ConfigError(f"'{out}' contains the samples. Choose another file with --out.")
+    writing = {"decimal": decimal, "date_format": date_format}
     if all_clients:
         own: dict[str, Any] = {"method": method, "model": network, "fed": data, "allow_code": allow_code}
-        return _predict_all(run, file, client, moment, out, own)
+        return _predict_all(run, file, client, moment, out, own | writing)
     if file is None:
         raise ConfigError("predict needs a file of samples, or --all for all clients and their test samples.")
     model = load_personal(run, client, moment, method=method, model=network, allow_code=allow_code)
-    predictions = predict_file(model, file)
+    predictions = predict_file(model, file, **writing)
     if out is not None:
         predictions.save(out)
     console.out.print(_predictions_table(predictions))

@@ -90,12 +90,15 @@ def predict_clients(
     model: AnyModelLike | str | None = None,
     fed: Federation | str | None = None,
     allow_code: bool = False,
+    decimal: str | None = None,
+    date_format: str | None = None,
 ) -> Iterator[ClientPredictions]:
     """Return the predictions of every client's personal model, computed one client at a time.
 
     Each model predicts the client's own test samples or, if `file` is given, the samples in it. `run` is a run or its
     folder. Data that the run names, such as digits or a folder, is loaded again and must be unchanged; pass your own
     arrays as `fed`, and your own code as in `ft.resume`: objects, names such as "my_module:load", or `allow_code`.
+    `decimal` and `date_format` are those of a file with a table.
 
     >>> import fedtailor as ft
     >>> fed = ft.load("digits", clients=4)
@@ -106,7 +109,8 @@ def predict_clients(
     run = run if isinstance(run, Run) else load_run(run)
     if file is not None:
         given = fed if isinstance(fed, Federation) else None
-        return _predict_file(_models(run, moment, method, model, given, allow_code), run, Path(file))
+        models = _models(run, moment, method, model, given, allow_code)
+        return _predict_file(models, run, Path(file), decimal=decimal, date_format=date_format)
     fed = fed if isinstance(fed, Federation) else _load_data(run, fed, allow_code)
     training, held_out = split_clients(fed, run.experiment.get("held_out_clients"), run.experiment["seed"])
     _check_data(run, training, held_out)
@@ -160,11 +164,13 @@ def _predict_test_data(
             yield ClientPredictions(client, name, found, fed.y[own])
 
 
-def _predict_file(models: Iterator[PersonalModel], run: Run, path: Path) -> Iterator[ClientPredictions]:
+def _predict_file(
+    models: Iterator[PersonalModel], run: Run, path: Path, **writing: str | None
+) -> Iterator[ClientPredictions]:
     samples, inputs = None, None
     for client, model in enumerate(models):
         if samples is None or inputs != model.info.inputs:  # tables may be standardized by each client's own rows
-            samples, inputs = read_samples(path, model.info.inputs), model.info.inputs
+            samples, inputs = read_samples(path, model.info.inputs, **writing), model.info.inputs
         found = predict_samples(model, model.info, *samples)
         yield ClientPredictions(client, str(all_clients(run.info)[client]["name"]), found)
 

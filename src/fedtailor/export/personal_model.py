@@ -111,7 +111,9 @@ def load_personal(
     if moment not in MOMENTS:
         raise unknown_name("moment", moment, MOMENTS)
     if client is not None and path.exists() and not is_run_folder(path):
-        raise RunError(f"'{path}' is not a run folder, so it contains one client's model; leave out the client number.")
+        runs = [entry.name for entry in path.iterdir() if is_run_folder(entry)] if path.is_dir() else []
+        fix = f"use '{path / min(runs)}'" if runs else "leave out the client number if it contains one client's model"
+        raise RunError(f"'{path}' is not a run folder; {fix}.")
     if path.suffix == ".pt2":
         hint = "if you trust its author, use torch.export.load(path).module()"
         raise RunError(

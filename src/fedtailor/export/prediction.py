@@ -22,7 +22,7 @@ from fedtailor.data.formats.npz import read_npz
 from fedtailor.data.input_spec import SINGLE_INPUT, InputSpec
 from fedtailor.data.tables.loading import model_rows
 from fedtailor.data.tables.reading import SUFFIXES as TABLE_SUFFIXES
-from fedtailor.data.tables.reading import RawTable, from_frame, read_table
+from fedtailor.data.tables.reading import RawTable, first_row, from_frame, read_table
 from fedtailor.errors import ConfigError
 from fedtailor.export.model_source import ModelInfo
 from fedtailor.networks import NETWORKS
@@ -93,20 +93,24 @@ class Predictions:
         return file.getvalue()
 
 
-def predict(model: nn.Module, source: Any) -> Predictions:
+def predict(
+    model: nn.Module, source: Any, *, decimal: str | None = None, date_format: str | None = None
+) -> Predictions:
     """Predict the samples in a file or folder with a model from `ft.load_personal`.
 
-    For a model that was trained on tables, the samples may also be a pandas DataFrame with the original columns.
+    For a model that was trained on tables, the samples may also be a pandas DataFrame with the original columns, and
+    `decimal` and `date_format` say how to read numbers and dates that could be two things, as in `from_tables`.
     """
     info: ModelInfo | None = getattr(model, "info", None)
+    writing = {"decimal": decimal, "date_format": date_format}
     if info is None:
         raise ConfigError("predict takes a model from ft.load_personal.")
     if isinstance(source, str | Path):
-        return predict_samples(model, info, *read_samples(Path(source), info.inputs))
+        return predict_samples(model, info, *read_samples(Path(source), info.inputs, **writing))
     if info.inputs.table is None:
         raise ConfigError("predict takes a file or folder; only models of tables take a data frame.")
     raw = from_frame(source, "the data frame")
-    return predict_samples(model, info, [str(label) for label in raw.rows], _encode(raw, info.inputs))
+    return predict_samples(model, info, [str(label) for label in raw.rows], _encode(raw, info.inputs, **writing))
 
 
 @torch.no_grad()
@@ -130,8 +134,8 @@ def _check_tokens(x: Inputs, info: ModelInfo) -> None:
         raise ConfigError(f"The model knows the tokens 0 to {size - 1}, but the samples have others; map these to 0.")
 
 
-def read_samples(path: Path, input_spec: InputSpec) -> tuple[list[str], Inputs]:
-    """Return the names of the samples, and the samples in the input format.
+def read_samples(path: Path, input_spec: InputSpec, **writing: str | None) -> tuple[list[str], Inputs]:
+    """Return the names of the samples, and the samples in the input format; `writing` is that of `model_rows`.
 
     >>> read_samples(Path("nowhere.npz"), InputSpec({"": ("uint8", (3,))}, 2))
     Traceback (most recent call last):
@@ -140,8 +144,8 @@ def read_samples(path: Path, input_spec: InputSpec) -> tuple[list[str], Inputs]:
     if not path.exists():
         raise ConfigError(f"There is no file or folder '{path}'.")
     if input_spec.table is not None and path.suffix.lower() in TABLE_SUFFIXES:
-        x = _encode(read_table(path), input_spec)
-        return [str(number) for number in range(len(x))], x
+        raw = read_table(path)  # without empty rows, which count all the same
+        return [str(row - first_row(path)) for row in raw.rows], _encode(raw, input_spec, **writing)
     try:
         if path.is_dir() or is_image(path):
             names, arrays = _read_images(path, input_spec)
@@ -156,10 +160,10 @@ def read_samples(path: Path, input_spec: InputSpec) -> tuple[list[str], Inputs]:
     return names, parts.get(SINGLE_INPUT, parts)
 
 
-def _encode(raw: RawTable, input_spec: InputSpec) -> Tensor:
+def _encode(raw: RawTable, input_spec: InputSpec, **writing: str | None) -> Tensor:
     """Return the rows of a table as the model takes them: its features, or a number per column."""
     assert input_spec.table is not None
-    rows = model_rows(raw, input_spec.table)
+    rows = model_rows(raw, input_spec.table, **writing)
     return torch.from_numpy(rows if input_spec.takes_rows else input_spec.table.encode(rows))
 
 

@@ -104,8 +104,8 @@ def test_missing_markers_of_the_user_and_codes_as_categories(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("a,b\n1,2\n3\n", "Row 3 of 'FILE' has 1 values, but the header has 2 columns"),
-        ("a,b\n1,2,3\n", "Row 2 of 'FILE' has 3 values, but the header has 2 columns"),
+        ("a,b\n1,2\n3\n", "Row 3 of 'FILE' has 1 values, but the header, row 1, has 2"),
+        ("a,b\n1,2,3\n", "Row 2 of 'FILE' has 3 values, but the header, row 1, has 2"),
         ('a,b\n1,2\n3,"4\n5,6\n', "close the quote that is open at its end"),
         ("a,a\n1,2\n", "'FILE' has 2 columns with the name 'a'"),
         ("a,b\n", "'FILE' has no rows"),
@@ -115,6 +115,7 @@ def test_missing_markers_of_the_user_and_codes_as_categories(tmp_path: Path) -> 
         ("day,b\n2020-01-01,x\n2020-01-02,x\n2020-01-03,y\n2020-01-04,y\n2020-02-31,y\n",
          "Row 6 of 'FILE' has '2020-02-31' in the column 'day', where 4 of 5 values are dates"),
         (b"a,b\n1,\x81\n", "'FILE' cannot be read: byte 6 is not text; save it as UTF-8"),
+        ("a,b\n1,2\n".encode("utf-16-le"), "'FILE' cannot be read: byte 1 is 0, which is not text; save it as UTF-8"),
     ],
 )  # fmt: skip
 def test_damaged_file_is_rejected_with_row_and_column(tmp_path: Path, content: str | bytes, problem: str) -> None:

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 
-from fedtailor.data.tables.conflicts import BySite, Conflict, common_kinds, has_numbers, kind_conflicts, unit_conflicts
+from fedtailor.data.tables.conflicts import (
+    BySite,
+    Conflict,
+    category_conflicts,
+    common_kinds,
+    has_numbers,
+    kind_conflicts,
+    unit_conflicts,
+)
 from fedtailor.data.tables.schema import ColumnSchema, Schema, with_moments
 from fedtailor.data.tables.settings import TableSettings
 from fedtailor.data.tables.summary import Moments, SiteSummary, by_frequency
@@ -14,7 +22,6 @@ from fedtailor.data.tables.targets import agree_on_targets
 from fedtailor.errors import DataError
 
 _MAX_CATEGORIES = 100  # of a column; rarer ones are merged
-_MAX_LISTED = 5  # categories in a message
 
 
 def agree(summaries: Sequence[SiteSummary], settings: TableSettings) -> tuple[Schema, list[Conflict]]:
@@ -90,13 +97,26 @@ def _agree_on_column(
         return None, conflicts
     kind = common_kinds(by_site)[0]
     if kind == CATEGORY and has_numbers(by_site):
-        return None, conflicts + kind_conflicts(name, by_site)
+        fix = f"correct the values, or add '{name}' to categories or ignore at all sites"
+        return None, conflicts + kind_conflicts(name, by_site, fix)
     has_missing = bool(lacking) or any(summary.missing for summary in by_site.values())
     column = ColumnSchema(kind, indicator=settings.missing_indicator and has_missing)
     fitted, found = (_categories if kind == CATEGORY else _numbers)(name, column, by_site)
+    if fitted is not None and kind == CATEGORY:
+        found += _mostly_rare(name, fitted, [summary for summary in sites if name in summary.columns])
     if fitted is None or settings.fit == "federation":
         return fitted, conflicts + found
     return replace(fitted, fill=None, mean=None, std=None), conflicts + found
+
+
+def _mostly_rare(name: str, column: ColumnSchema, sites: Sequence[SiteSummary]) -> list[Conflict]:
+    """Return a warning if most values are lost as rare categories, as those of numbers with a unit are."""
+    present = sum(summary.rows - summary.columns[name].missing for summary in sites)
+    known = sum(n for s in sites for text, n in s.columns[name].categories.items() if text in column.categories)
+    if 2 * known >= present:
+        return []
+    lost = f"{present - known} of {present} values are rare texts, which become one category"
+    return [Conflict("", name, f"{lost}; remove text from numbers, or add the column to ignore")]
 
 
 def _lacking(name: str, summary: SiteSummary, settings: TableSettings) -> Conflict:
@@ -131,12 +151,6 @@ def _categories(name: str, column: ColumnSchema, by_site: BySite) -> tuple[Colum
     frequent = by_frequency(totals)[:_MAX_CATEGORIES]
     if len(frequent) + has_other < 2 and not column.indicator:
         return None, [Conflict("", name, "it has the same value in all rows, so it is not used")]
-    conflicts = []
-    for site, summary in by_site.items():
-        others = {text for other, s in by_site.items() if other != site for text in s.categories}
-        own = sorted(text for text in summary.categories if text not in others)
-        if own and others:
-            shown = ", ".join(f"'{text}'" for text in own[:_MAX_LISTED]) + (", ..." if len(own) > _MAX_LISTED else "")
-            conflicts.append(Conflict(site, name, f"no other site reports its categories {shown}"))
     fill = frequent[0] if frequent else ""
-    return replace(column, categories=tuple(sorted(frequent)), has_other=has_other, fill=fill), conflicts
+    fitted = replace(column, categories=tuple(sorted(frequent)), has_other=has_other, fill=fill)
+    return fitted, category_conflicts(name, by_site)

@@ -24,7 +24,7 @@ from fedtailor.data.tables.settings import SiteSettings
 from fedtailor.data.tables.table_format import BOOLEAN, CATEGORY, DATE, KINDS, NUMBER
 from fedtailor.errors import DataError
 
-_MOSTLY = 0.8  # of the rows: a column with so many numbers, and some text, contains errors
+_MOSTLY = 0.5  # of the rows: a column with so many numbers, and some text such as <5, contains errors
 _DIGITS = ("0", "1")
 
 
@@ -131,7 +131,9 @@ def require_kind(column: Column, kind: str, name: str, raw: RawTable) -> None:
 def _is_typed(series: Any) -> bool:
     """Return whether a column of a data frame has numbers, booleans, or dates instead of text."""
     types = import_pandas().api.types
-    checks = (types.is_bool_dtype, types.is_numeric_dtype, types.is_datetime64_any_dtype)
+    checks = (
+        types.is_bool_dtype, types.is_numeric_dtype, types.is_datetime64_any_dtype, types.is_timedelta64_dtype
+    )  # fmt: skip
     return any(check(series.dtype) for check in checks) and not _is_categorical(series)
 
 
@@ -144,6 +146,8 @@ def _read_typed(raw: RawTable, name: str, missing: Sequence[str]) -> Column:
     if pd.api.types.is_datetime64_any_dtype(series.dtype):
         codes, days = pd.factorize(days_since_1970(series))
         return Column(codes.astype(np.int64), tuple(map(number_text, days.tolist())), (DATE, CATEGORY), days)
+    if pd.api.types.is_timedelta64_dtype(series.dtype):
+        raise DataError(f"{raw.subject} has durations in the column '{name}'; use numbers, such as days.")
     values = series.to_numpy(dtype=np.float64, na_value=np.nan)
     marked = [number for text in missing for number in parse_numbers([text], ".")]
     values = np.where(np.isin(values, marked), np.nan, values)

@@ -8,6 +8,7 @@ from fedtailor.data.tables.summary import ColumnSummary
 from fedtailor.data.tables.table_format import BOOLEAN, CATEGORY, DATE, KINDS, NUMBER
 from fedtailor.data.tables.units import suspect_factors
 
+_MAX_LISTED = 5  # categories in a message
 BySite = Mapping[str, ColumnSummary]  # site -> what it reports about a column
 
 
@@ -33,16 +34,16 @@ def common_kinds(by_site: BySite) -> list[str]:
     return [kind for kind in KINDS if all(kind in summary.kinds for summary in by_site.values())] or [CATEGORY]
 
 
-def kind_conflicts(name: str, by_site: BySite) -> list[Conflict]:
+def kind_conflicts(name: str, by_site: BySite, fix: str) -> list[Conflict]:
     """Return an error for each site with another kind of values than most sites that have numbers or dates."""
     kinds = {site: summary.kinds for site, summary in by_site.items() if summary.kinds != KINDS}  # with values
     sites = {site: next(k for k in (DATE, NUMBER, BOOLEAN, CATEGORY) if k in own) for site, own in kinds.items()}
     used = [found for found in sites.values() if found in (DATE, NUMBER)]
     usual = Counter(used).most_common(1)[0][0] if used else NUMBER
-    at = ", ".join(site for site, found in sites.items() if found == usual) or "no site"
-    fix = f"correct the values, or add '{name}' to categories or ignore at all sites"
+    at = ", ".join(site for site, found in sites.items() if found == usual)
+    expected = f"but a {usual} at {at}" if at else f"but must be a {usual}"
     return [
-        Conflict(site, name, f"it is a {'text' if found == CATEGORY else found}, but a {usual} at {at}; {fix}", True)
+        Conflict(site, name, f"it is a {'text' if found == CATEGORY else found}, {expected}; {fix}", True)
         for site, found in sites.items()
         if found != usual
     ]
@@ -51,6 +52,18 @@ def kind_conflicts(name: str, by_site: BySite) -> list[Conflict]:
 def has_numbers(by_site: BySite) -> bool:
     """Return whether a site has numbers or dates, which text at another site contradicts; yes and no do not."""
     return any({NUMBER, DATE} & set(summary.kinds) for summary in by_site.values() if summary.kinds != KINDS)
+
+
+def category_conflicts(name: str, by_site: BySite, what: str = "categories") -> list[Conflict]:
+    """Return a warning for each site with categories, or classes, that no other site reports."""
+    conflicts = []
+    for site, summary in by_site.items():
+        others = {text for other, s in by_site.items() if other != site for text in s.categories}
+        own = sorted(text for text in summary.categories if text not in others)
+        if own and others:
+            shown = ", ".join(f"'{text}'" for text in own[:_MAX_LISTED]) + (", ..." if len(own) > _MAX_LISTED else "")
+            conflicts.append(Conflict(site, name, f"no other site reports its {what} {shown}"))
+    return conflicts
 
 
 def unit_conflicts(name: str, by_site: BySite) -> list[Conflict]:

@@ -138,8 +138,11 @@ def load_frame(frame: Any, client: str, settings: TableSettings, seed: int) -> d
     return load_tables(split_by_client(from_frame(frame, "the data frame"), client), settings, seed)
 
 
-def model_rows(raw: RawTable, table: TableFormat) -> Array:
-    """Return the rows of a table in the format of a model: one number per column, NaN where a value is missing."""
+def model_rows(raw: RawTable, table: TableFormat, **writing: str | None) -> Array:
+    """Return the rows of a table in the format of a model: one number per column, NaN where a value is missing.
+
+    `writing` is the decimal separator and the date format of the file, where its values can be read in two ways.
+    """
     kinds = {column.name: column.kind for column in table.columns}
     lacking = [name for name in kinds if name not in raw.frame.columns]
     if lacking:
@@ -147,7 +150,7 @@ def model_rows(raw: RawTable, table: TableFormat) -> Array:
         fix = "add it, with empty cells if the values are unknown"
         what = f"the column{'s' * (len(lacking) > 1)} {names} of the model's table"
         raise DataError(f"{raw.subject} lacks {what}; {fix}.")
-    columns = read_columns(raw, SiteSettings(missing=table.missing), list(kinds), kinds)
+    columns = read_columns(raw, SiteSettings(missing=table.missing, **writing), list(kinds), kinds)  # type: ignore[arg-type]
     _warn_of_unknown_categories(columns, table, raw)
     return row_numbers(columns, table.columns, raw)
 

@@ -80,6 +80,15 @@ def read_table(path: Path) -> RawTable:
     return from_frame(table.frame, table.source, table.rows)
 
 
+def first_row(path: Path) -> int:
+    """Return the number of the first row after the header, which is row 1; a Parquet file has no header.
+
+    >>> first_row(Path("a.csv")), first_row(Path("a.parquet"))
+    (2, 1)
+    """
+    return 1 if path.suffix.lower() == ".parquet" else 2
+
+
 def from_frame(frame: Any, source: str, rows: Sequence[Any] | None = None) -> RawTable:
     """Return a data frame as a table after checking its columns; rows without any value are left out."""
     pd = import_pandas()
@@ -127,14 +136,16 @@ def _read_csv(path: Path) -> RawTable:
         raise DataError(
             f"{source} cannot be read: {reason(error)}; close the quote that is open at its end."
         ) from error
-    return RawTable(source, frame.set_axis(header, axis=1), range(2, len(frame) + 2))
+    return RawTable(source, frame.set_axis(header, axis=1), range(first_row(path), len(frame) + first_row(path)))
 
 
 def _decode(path: Path) -> str:
     content = path.read_bytes()
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # also without its mark
+    if encoding == "utf-8-sig" and b"\0" in content:  # UTF-16 without its mark, or no text at all
+        raise DataError(f"'{path}' cannot be read: byte {content.index(0)} is 0, which is not text; save it as UTF-8.")
     try:
-        return content.decode(encoding)
+        return _join_lines(content.decode(encoding))
     except UnicodeDecodeError as error:
         if encoding == "utf-8-sig":
             try:
@@ -143,8 +154,17 @@ def _decode(path: Path) -> str:
                 pass
             else:
                 log.warning("'%s' is not UTF-8; it is read as Windows-1252.", path)
-                return text
+                return _join_lines(text)
         raise DataError(f"'{path}' cannot be read: byte {error.start} is not text; save it as UTF-8.") from error
+
+
+def _join_lines(text: str) -> str:
+    """Return the text with the line ends of this program; csv rejects those of old Mac programs.
+
+    >>> _join_lines("a\\r\\nb\\rc")
+    'a\\nb\\nc'
+    """
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _find_delimiter(text: str, source: str) -> str:
@@ -179,7 +199,7 @@ def _count_rows(text: str, delimiter: str, source: str) -> int:
         columns = columns or len(cells)
         if len(cells) != columns and any(cells):
             raise DataError(
-                f"Row {row} of {source} has {len(cells)} values, but the header has {columns} columns; correct it, or "
+                f"Row {row} of {source} has {len(cells)} values, but the header, row 1, has {columns}; correct it, or "
                 f"quote values that contain '{delimiter}'."
             )
         rows = row
@@ -212,4 +232,4 @@ def _read_parquet(path: Path) -> RawTable:
             raise
         raise DataError(f"{source} cannot be read as a Parquet file: {reason(error)}.") from error
     frame = frame.drop(columns=[name for name in frame.columns if _INDEX.fullmatch(str(name))])
-    return RawTable(source, frame, range(1, len(frame) + 1))
+    return RawTable(source, frame, range(first_row(path), len(frame) + first_row(path)))
