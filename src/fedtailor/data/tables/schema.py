@@ -183,7 +183,7 @@ def target_numbers(schema: Schema, site: Site) -> Array:
         for name, column in zip(schema.targets, columns, strict=True):
             require_kind(column, NUMBER if NUMBER in column.kinds else BOOLEAN, name, site.raw)
         if schema.settings.get("survival"):
-            _check_survival(*columns, site.raw, schema.targets)
+            _check_survival(dict(zip(schema.targets, columns, strict=True)), site.raw)
         values = np.stack([column.values for column in columns], 1).astype(np.float32)
         return values[:, 0] if len(columns) == 1 else values
     column = columns[0]
@@ -194,11 +194,12 @@ def target_numbers(schema: Schema, site: Site) -> Array:
     return np.array([position.get(text, -1) for text in column.texts], np.int64)[column.codes]
 
 
-def _check_survival(event: Column, time: Column, raw: RawTable, names: tuple[str, ...]) -> None:
+def _check_survival(targets: Mapping[str, Column], raw: RawTable) -> None:
     """Raise an error that names the row of an event that is not 0 or 1, or of a time below 0."""
+    (event_name, event), (time_name, time) = targets.items()
     for name, column, wrong, problem in (
-        (names[0], event, ~np.isin(event.values, (0, 1)), "which must be 0 or 1 (the target is event,time)"),
-        (names[1], time, time.values < 0, "which must be a time of at least 0"),
+        (event_name, event, ~np.isin(event.values, (0, 1)), "which must be 0 or 1 (the target is event,time)"),
+        (time_name, time, time.values < 0, "which must be a time of at least 0"),
     ):
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
