@@ -110,8 +110,10 @@ class Federation(FederationData):
         >>> Federation.from_dataset(data, ["ann", "ann", "bob", "bob"]).names
         ('ann', 'bob')
         """
-        options = {"test": test, "seed": seed, "classes": classes, "regression": regression, "common_test": common_test}
-        return cls.from_owners(**read_dataset(dataset, owners, names), **options)
+        return cls.from_owners(
+            **read_dataset(dataset, owners, names), test=test, seed=seed, classes=classes, regression=regression,
+            common_test=common_test,
+        )  # fmt: skip
 
     @classmethod
     def from_folder(
@@ -131,8 +133,9 @@ class Federation(FederationData):
         given = {"classes": classes, "regression": regression, "survival": survival or None}
         settings = {"name": "folder", "folder": str(folder), "test": test, "seed": seed}
         settings |= {name: value for name, value in given.items() if value is not None}
-        options = {"classes": classes, "regression": regression, "survival": survival, "settings": settings}
-        return cls.from_arrays(found.clients, **found.options, **options)
+        return cls.from_arrays(
+            found.clients, **found.options, classes=classes, regression=regression, survival=survival, settings=settings
+        )
 
     @classmethod
     def from_tables(
@@ -286,7 +289,6 @@ class Federation(FederationData):
         from fedtailor.data.federation_writer import write_federation
 
         stream = ClientStream(clients, common_test)
-
         write_federation(
             Path(path), stream.inputs(), lambda x: vars(cls(**stream.samples(x).resolve(classes, regression, extra)))
         )
