@@ -118,6 +118,7 @@ def test_repeats_in_a_folder_continue_with_more_repeats(tmp_path: Path) -> None:
     lines = (tmp_path / "all" / "fedavg-repeat2" / "rounds.jsonl").stat().st_mtime_ns
     shutil.rmtree(tmp_path / "all" / "local-repeat1" / "personal")  # as if it was interrupted
     more = ft.compare(["fedavg"], "logistic", ft.load("heart"), repeats=4, **settings)
+    assert "federation" in (finding := more.report(tmp_path / "report.html")) and more.verdict().startswith(finding)
     assert (tmp_path / "all" / "fedavg-repeat2" / "rounds.jsonl").stat().st_mtime_ns == lines  # not run again
     assert {path.name for path in (tmp_path / "all").iterdir()} == {
         f"{method}-repeat{repeat}" for method in ("local", "fedavg") for repeat in range(4)

@@ -1,14 +1,14 @@
 """Read the samples of one client after another, and keep only their targets in memory."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from fedtailor.core.model import Inputs
-from fedtailor.data.conversion import encode_labels, to_inputs, to_targets
+from fedtailor.data.client_samples import ClientSamples, from_blocks
+from fedtailor.data.conversion import targets_of, to_inputs
 from fedtailor.data.samples import COMMON_TEST_SET, check_lengths
+from fedtailor.data.splits.owners import client_names
 from fedtailor.errors import DataError
 
 
@@ -32,6 +32,11 @@ class ClientStream:
             self.targets.append(y)
             yield owner, inputs
 
+    def samples(self, x: Inputs) -> ClientSamples:
+        """Return the samples of all clients; `x` contains all blocks of inputs."""
+        ys, class_names = targets_of(self.targets, self.owners)
+        return from_blocks(x, ys, self.owners, client_names(self.names, len(self.names)), class_names)
+
     def _blocks(self) -> Iterator[tuple[str, Any, Any]]:
         for name, *arrays in self.clients:
             if len(arrays) != 4:
@@ -42,13 +47,3 @@ class ClientStream:
                 yield f"Client {name}", arrays[side], arrays[side + 1]
         if self.common_test is not None:
             yield (COMMON_TEST_SET, *self.common_test)
-
-
-def targets_of(parts: Sequence[Any], owners: Sequence[str]) -> tuple[list[Tensor], tuple[str, ...] | None]:
-    """Return the targets of several owners as tensors, and the names of classes if the targets are text.
-
-    >>> targets_of([["cat", "dog"], ["ant"]], ["Client ann", "Client bob"])
-    ([tensor([1, 2]), tensor([0])], ('ant', 'cat', 'dog'))
-    """
-    encoded, class_names = encode_labels(parts, owners)
-    return [to_targets(y, f"{owner}'s") for owner, y in zip(owners, encoded, strict=True)], class_names

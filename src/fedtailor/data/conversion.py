@@ -1,6 +1,5 @@
 """Convert users' samples to tensors, and decide whether targets are classes or numbers; nothing is guessed silently."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +10,7 @@ from torch import Tensor
 from fedtailor.core.model import Inputs
 from fedtailor.errors import DataError
 
-log = logging.getLogger("fedtailor")
 _MAX_LISTED = 5  # labels in an error message
-_READ_TWICE = 16  # samples of a data set that are read twice to detect random transforms
 
 
 def to_inputs(x: Any, whose: str) -> Inputs:
@@ -58,6 +55,16 @@ def encode_labels(parts: Sequence[Any], owners: Sequence[str]) -> tuple[Sequence
     return encoded, tuple(names)
 
 
+def targets_of(parts: Sequence[Any], owners: Sequence[str]) -> tuple[list[Tensor], tuple[str, ...] | None]:
+    """Return the targets of several owners as tensors, and the names of classes if the targets are text.
+
+    >>> targets_of([["cat", "dog"], ["ant"]], ["Client ann", "Client bob"])
+    ([tensor([1, 2]), tensor([0])], ('ant', 'cat', 'dog'))
+    """
+    encoded, class_names = encode_labels(parts, owners)
+    return [to_targets(y, f"{owner}'s") for owner, y in zip(owners, encoded, strict=True)], class_names
+
+
 def resolve_targets(
     y: Tensor, owned: Tensor, classes: int | None, regression: bool | None
 ) -> tuple[Tensor, int | None]:
@@ -95,19 +102,6 @@ def resolve_targets(
             "np.unique(y, return_inverse=True)[1]."
         )
     return y, len(present)
-
-
-def warn_if_random(dataset: torch.utils.data.Dataset[Any], first: Sequence[Inputs]) -> None:
-    """Log a warning if a data set returns other inputs when it is read again, as with random transforms."""
-    for index, before in enumerate(first[:_READ_TWICE]):
-        after = to_inputs(dataset[index][0], "The")
-        pairs = [(before[n], after[n]) for n in before] if isinstance(before, dict) else [(before, after)]
-        if not all(torch.equal(one, other) for one, other in pairs):
-            log.warning(
-                "The data set returns different inputs each time it is read (random transforms), but a federation "
-                "reads every sample once, so all rounds train on the same inputs; remove the random transforms."
-            )
-            return
 
 
 def _to_tensor(values: Any, whose: str, kind: str) -> Tensor:

@@ -1,11 +1,15 @@
-"""The mean and standard deviation by which inputs are normalized."""
+"""The mean and standard deviation by which inputs are normalized: compute, check, and apply them."""
 
-from collections.abc import Iterator
-from math import floor, log10
+import reprlib
+from collections.abc import Callable, Iterator, Sequence
+from math import floor, inf, isfinite, log10, prod
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from fedtailor.core.model import Inputs
+from fedtailor.errors import DataError
 
 Normalization = Literal["none", "half", "channel", "pixel"]
 Statistics = tuple[float, ...]  # one number for all inputs, or one per channel or pixel
@@ -36,6 +40,68 @@ def input_statistics(x: Tensor, samples: Tensor, per: Literal["channel", "pixel"
     squares = torch.stack([(block - mean[:, None]).square().sum((0, 2)) for block in blocks()]).sum(0)
     rounded = [_round(*pair) for pair in zip(mean.tolist(), (squares / count).sqrt().tolist(), strict=True)]
     return tuple(pair[0] for pair in rounded), tuple(pair[1] for pair in rounded)
+
+
+def to_statistics(values: Sequence[float] | None) -> Statistics | None:
+    """Return the mean or the standard deviation that a user gave; raise an error unless they are numbers.
+
+    >>> to_statistics([0, 1])
+    (0.0, 1.0)
+    """
+    try:
+        return None if values is None else tuple(float(value) for value in values)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"mean and std must be lists of numbers, one per channel, got {values!r}.") from error
+
+
+def check_normalization(mean: Statistics | None, std: Statistics | None, shape: tuple[int, ...] | None) -> None:
+    """Raise an error unless inputs of this shape can be normalized; the shape is None if they have several parts."""
+    for values in (mean, std):
+        if values is not None and (shape is None or len(values) not in {1, *shape[:1], prod(shape)}):
+            expected = "one value per channel or per pixel, for inputs with a single part"
+            raise DataError(f"mean and std need {expected}, got {len(values)} values.")
+    if not all(map(isfinite, mean or ())) or not all(0 < value < inf for value in std or ()):
+        got = f"{reprlib.repr(mean)} and {reprlib.repr(std)}"
+        raise DataError(f"mean must be finite, and std finite and above 0, got {got}.")
+
+
+def make_normalizer(
+    mean: Statistics | None,
+    std: Statistics | None,
+    shape: tuple[int, ...] | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Callable[[Inputs], Inputs]:
+    """Return the function that converts stored samples to inputs; `Federation.make_preprocessing` explains it.
+
+    >>> make_normalizer((0.5,), (0.5,), (1,), torch.float32, torch.device("cpu"))(torch.tensor([[0.0], [1.0]]))
+    tensor([[-1.],
+            [ 1.]])
+    """
+    max_byte = torch.tensor(255, dtype=dtype, device=device)  # in this dtype, so that the quotient has it as well
+    shift, scale = (_as_inputs(values, shape, dtype, device) for values in (mean, std))
+
+    def prepare_part(part: Tensor) -> Tensor:
+        if part.dtype == torch.uint8:
+            part = part / max_byte
+        elif part.is_floating_point():
+            part = part.to(dtype)
+        part = part if shift is None else part - shift
+        return part if scale is None else part / scale
+
+    return lambda x: {n: prepare_part(p) for n, p in x.items()} if isinstance(x, dict) else prepare_part(x)
+
+
+def _as_inputs(
+    values: Statistics | None, shape: tuple[int, ...] | None, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """Return numbers per channel or per pixel as a tensor that can be combined with inputs."""
+    if values is None or shape is None:
+        return None
+    is_per_pixel = len(values) > 1 and len(values) == prod(shape)
+    return torch.tensor(values, dtype=dtype, device=device).reshape(
+        shape if is_per_pixel else (-1, *[1] * (len(shape) - 1))
+    )
 
 
 def _round(mean: float, std: float) -> tuple[float, float]:

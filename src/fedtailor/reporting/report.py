@@ -138,9 +138,10 @@ def _sections(group: Comparison, ranked: bool) -> list[Section]:
     mixing, mixing_drawn, metrics_drawn = _method_metric_content(group)
     client_figures = draw(group, "gainers", "gains", "clients", "failures")
     gain_title = "Which clients gain over local training, and which lose?"
+    methods = _method_section(group, ranked)
+    clients = Section("clients", gain_title, gains.gain_answer(group), client_figures)
     sections = [
-        _first_section(group, ranked),
-        Section("clients", gain_title, gains.gain_answer(group), client_figures),
+        *((clients, methods) if group.is_repeated else (methods, clients)),
         Section("mixing", "Which clients learn from which?", mixing, mixing_drawn),
         Section("cost", "What did it cost?", cost.cost_sentences(group), draw(group, "bytes", "seconds")),
     ]
@@ -153,7 +154,7 @@ def _sections(group: Comparison, ranked: bool) -> list[Section]:
     return [*sections, Section("data", "How are the data split?", [data_split.split_sentence(group)], split)]
 
 
-def _first_section(group: Comparison, ranked: bool) -> Section:
+def _method_section(group: Comparison, ranked: bool) -> Section:
     if ranked:
         figures = draw(group, "ranking", "against-best", "curves")
         return Section("best", "Which method is best?", verdict_sentences(group), figures)

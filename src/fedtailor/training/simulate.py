@@ -19,7 +19,8 @@ from fedtailor.core.client_models import AnyModel, AnyModelLike, ClientModels, a
 from fedtailor.core.code_reference import describe_code, is_built_in, reference_to
 from fedtailor.core.method import Method
 from fedtailor.core.trees import Params
-from fedtailor.data.federation import OWN_DATA, Federation
+from fedtailor.data.federation import Federation
+from fedtailor.data.federation_data import OWN_DATA
 from fedtailor.errors import ConfigError, DataError, unknown_name
 from fedtailor.runs.environment import describe_environment
 from fedtailor.runs.records import Record, Records

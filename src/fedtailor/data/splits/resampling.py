@@ -1,9 +1,12 @@
 """Splits of one client's samples into training and test samples, drawn anew: repeated splits and cross-validation."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedtailor.data.splits.class_fractions import Indices
 from fedtailor.data.splits.partition import are_classes, hold_out, make_generator
@@ -36,6 +39,32 @@ def draw_split(
         return hold_out(strata, everything, num_test / len(targets), (repeat, client, 3))
     held = _assign_folds(_strata(targets, len(targets) // folds), folds, repeat // folds, client) == repeat % folds
     return everything[~held], everything[held]
+
+
+def redraw_splits(
+    names: Sequence[str],
+    train: Sequence[Tensor],
+    test: Sequence[Tensor],
+    targets: NDArray[Any],
+    repeat: int,
+    folds: int | None,
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return all clients' training and test samples, drawn anew; `Federation.resplit` explains the draws.
+
+    >>> train, test = redraw_splits(["ann"], [torch.tensor([0, 1])], [torch.tensor([2, 3])], np.arange(4) % 2, 0, None)
+    >>> len(train[0]), sorted((test[0] % 2).tolist())  # one of each class
+    (2, [0, 1])
+    """
+    check_repeat(repeat, folds)
+    new_train, new_test = list[Tensor](), list[Tensor]()
+    for client, (name, *parts) in enumerate(zip(names, train, test, strict=True)):
+        own, num_test = torch.cat(parts).sort().values, len(parts[1])
+        if folds is not None and num_test > 0 and len(own) < folds:
+            raise DataError(f"Client {name} has {len(own)} samples, too few for {folds} folds; use fewer folds.")
+        kept, held = draw_split(targets[own.numpy()], num_test, repeat, client, folds)
+        new_train.append(own[torch.from_numpy(kept)])
+        new_test.append(own[torch.from_numpy(held)])
+    return tuple(new_train), tuple(new_test)
 
 
 def check_repeat(repeat: int, folds: int | None) -> None:

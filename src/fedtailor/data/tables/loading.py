@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedtailor.core.untrusted_input import parse_json, read_text
 from fedtailor.data.formats.folder_entries import list_entries
@@ -109,7 +110,7 @@ def load_tables(
     agreed, conflicts = agree([summarize(site, settings, seed) for site in sites], settings)
     for conflict in conflicts:
         log.warning("%s.", conflict)
-    return join_sites(sites, agreed) | {"refit": TableRefit(sites, agreed, settings, seed)}
+    return _to_tensors(join_sites(sites, agreed)) | {"refit": TableRefit(sites, agreed, settings, seed)}
 
 
 def _use_schema(tables: Mapping[str, RawTable], settings: TableSettings, schema: Schema) -> dict[str, Any]:
@@ -122,7 +123,12 @@ def _use_schema(tables: Mapping[str, RawTable], settings: TableSettings, schema:
     found = join_sites(sites, schema)
     for site in sites:
         _warn_of_unknown_categories(site.columns, found["table"], site.raw)
-    return found | {"refit": reject_resplit}
+    return _to_tensors(found) | {"refit": reject_resplit}
+
+
+def _to_tensors(found: dict[str, Any]) -> dict[str, Any]:
+    samples = {name: torch.from_numpy(found[name]) for name in ("x", "y")}
+    return found | samples | {name: tuple(map(torch.from_numpy, found[name])) for name in ("train", "test")}
 
 
 def _check_names(tables: Mapping[str, RawTable], settings: TableSettings) -> None:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtailor.core.model import Inputs
+from fedtailor.data.client_samples import ClientSamples, SampleOwners
 from fedtailor.data.conversion import encode_labels, to_inputs, to_targets
 from fedtailor.data.splits.class_fractions import Indices
-from fedtailor.data.splits.owners import group_by_owner
+from fedtailor.data.splits.owners import client_names, group_by_owner
 from fedtailor.data.splits.partition import hold_out
 from fedtailor.errors import ConfigError, DataError
 
@@ -29,18 +30,6 @@ _MAX_LISTED = 20  # columns in an error message
 
 
 @dataclass(frozen=True)
-class HuggingFaceSamples:
-    """All samples, and the indices of each client's training and test samples."""
-
-    x: Inputs
-    y: Tensor
-    names: Sequence[str]
-    train: Sequence[Tensor]
-    test: Sequence[Tensor]
-    class_names: tuple[str, ...] | None
-
-
-@dataclass(frozen=True)
 class _Clients:
     """The clients as rows of several data sets, which are numbered as if they were concatenated."""
 
@@ -51,8 +40,8 @@ class _Clients:
 
 
 def read_huggingface(
-    dataset: Any, client: str | None, x: X, y: str | None, test: float, seed: int
-) -> HuggingFaceSamples:
+    dataset: Any, client: str | None, x: X, y: str | None, names: Sequence[str] | None, test: float, seed: int
+) -> ClientSamples:
     """Read all samples; `Federation.from_huggingface` explains the arguments."""
     if not 0 < test < 1:
         raise DataError(f"test must be a fraction between 0 and 1, got {test}.")
@@ -69,7 +58,8 @@ def read_huggingface(
         pairs = [hold_out(targets.numpy(), own, test, (seed, number)) for number, own in enumerate(found.train)]
         train, held = [kept for kept, _ in pairs], [out for _, out in pairs]
     in_train, in_test = ([torch.from_numpy(own) for own in part] for part in (train, held))
-    return HuggingFaceSamples(inputs, targets, found.names, in_train, in_test, class_names)
+    labels = client_names(found.names if names is None else names, len(found.names))
+    return ClientSamples(inputs, targets, SampleOwners(labels, in_train, in_test), class_names)
 
 
 def _find_clients(dataset: Any, client: str | None) -> _Clients:
