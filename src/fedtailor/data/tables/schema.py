@@ -172,7 +172,7 @@ def target_numbers(schema: Schema, site: Site) -> Array:
         for name, column in zip(schema.targets, columns, strict=True):
             require_kind(column, NUMBER if NUMBER in column.kinds else BOOLEAN, name, site.raw)
         if schema.settings.get("survival"):
-            _check_survival(*columns, site.raw, schema.targets)
+            _check_survival(columns[0], columns[1], site.raw, schema.targets)
         values = np.stack([column.values for column in columns], 1).astype(np.float32)
         return values[:, 0] if len(columns) == 1 else values
     column = columns[0]
