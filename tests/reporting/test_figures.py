@@ -255,6 +255,13 @@ def test_split_figure_draws_percentages_in_one_column_per_client() -> None:
     assert figure is not None and len(set(figure.data[0]["x"])) == 2
 
 
+def test_split_figure_names_the_classes() -> None:
+    arrays = (np.eye(4, dtype=np.float32), np.array(["ill", "well"] * 2))
+    fed = ft.Federation.from_arrays([(*arrays, *arrays)] * 2)
+    run = ft.simulate(ft.methods.Local(), ft.network("logistic", fed), fed, rounds=1)
+    assert data_split.split_figure(compare_runs([run])).data[0]["y"] == ["ill", "well"]
+
+
 def test_failures_figure_exists_only_with_failures() -> None:
     assert clients.failures(compare_runs(runs_with_clear_winner())) is None
     figure = clients.failures(

@@ -172,7 +172,9 @@ def test_hapt_with_damaged_folder_raises(tmp_path: Path, damage: Callable[[Path]
 
 
 @pytest.mark.parametrize(
-    "content", [b"", gzip.compress(b"cos\nsystem\n."), gzip.compress(data_frames({1: [{"a": [0.5], "b": [1]}]}))]
+    "content",
+    [b"", gzip.compress(b"cos\nsystem\n."), gzip.compress(data_frames({1: [{"a": [0.5], "b": [1]}]}))],
+    ids=["empty", "command", "other columns"],  # gzip contains the time, and ids must be the same in all processes
 )
 def test_hapt_with_other_pickle_raises(content: bytes) -> None:
     assert "HAPT.pkl.gz of HAPT cannot be read" in error_message(lambda: read_hapt_pickle(content))

@@ -34,7 +34,17 @@ class _Split:
 def split_figure(group: Comparison) -> Figure:
     """Draw classes by clients, one split at a time; without class counts, draw the clients' sizes."""
     shown = sorted(first_of_each_split(group), key=lambda run_summary: run_summary.seed)[:_MAX_SPLITS]
-    return _draw([_split_of_run(run_summary) for run_summary in shown])
+    return _draw([_split_of_run(run_summary) for run_summary in shown], _class_names(shown))
+
+
+def _class_names(shown: Sequence[RunSummary]) -> list[str] | None:
+    """Return the names of the classes if the runs recorded the same ones, one per class."""
+    inputs = [run_summary.run.info.get("inputs") or {} for run_summary in shown]
+    names = [[str(name) for name in found.get("class_names") or ()] for found in inputs]
+    known = bool(shown) and all(
+        own == names[0] and len(own) == f.get("classes") for own, f in zip(names, inputs, strict=True)
+    )
+    return names[0] if known else None
 
 
 def federation_figure(fed: Federation) -> Figure:
