@@ -103,8 +103,8 @@ class Cell:
     def score(self) -> tuple[str, str]:
         """The keys of the printed score in a result: the metric with its moment and statistic, and last or best."""
         report, setup = self.paper.report, self.setup
-        moment = self.row.moment or report.moment
-        moment = setup.method.ranking_moment if moment == "ranked" else moment
+        wanted = self.row.moment or report.moment
+        moment = setup.method.ranking_moment if wanted == "ranked" else wanted
         name = f"global_{self.column.metric}_received" if self.row.common_model else f"{self.column.metric}_{moment}"
         return f"{name}/{self.column.statistic or report.statistic}", report.choice
 

@@ -60,7 +60,11 @@ def summarize(comparisons: Sequence[Comparison], done: Results) -> list[dict[str
             setup = one.cell.setup
             runs = [result for (fingerprint, _), result in done.items() if fingerprint == setup.fingerprint]
             where = {"table": one.cell.table.id, "row": one.cell.row.label, "column": one.cell.column.key}
-            values = {"printed": one.cell.printed, "printed_std": one.cell.printed_std, "mean": one.mean}
+            values: dict[str, Any] = {
+                "printed": one.cell.printed,
+                "printed_std": one.cell.printed_std,
+                "mean": one.mean,
+            }
             values |= {"std": one.std, "scores": list(one.scores), "difference": one.difference}
             origin = {key: sorted({str(run[key]) for run in runs}) for key in ("date", "device")}
             found.append(where | values | origin | {"seeds": sorted(run["seed"] for run in runs)})

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import lru_cache
-from math import inf, isfinite
+from math import hypot, inf, isfinite
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -73,7 +73,7 @@ class Comparison:
         ours, printed = self.std, self.cell.printed_std
         if ours is None or self.difference is None:
             return None
-        return abs(self.difference) <= 2 * (ours**2 + (ours if printed is None else printed) ** 2) ** 0.5
+        return abs(self.difference) <= 2 * hypot(ours, ours if printed is None else printed)
 
 
 def default_results(paper: str) -> Path:
@@ -149,7 +149,7 @@ def run_job(job: Job) -> Result:
     """Train and return the result; a run that fails has the key "error" instead of scores, and "repeat" if the reason
     may not be the method: missing data, or not enough memory."""
     setup, started = job.setup, time.perf_counter()
-    about = {"run": job.label, "fingerprint": setup.fingerprint, "seed": job.seed, "settings": setup.describe()}
+    about: Result = {"run": job.label, "fingerprint": setup.fingerprint, "seed": job.seed, "settings": setup.describe()}
     config = replace(setup.config, seed=job.seed, device=job.device)
     if torch.cuda.is_available():
         torch.set_num_threads(1)  # several processes share the cores
@@ -183,10 +183,11 @@ def _collect(found: Run, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
                     summary = {"last": curve[max(curve)], "best": curve[best], "best_round": best}
                     scores[f"{metric}_{moment}/{statistic}"] = summary
     for moment in MOMENTS:
-        last, best = (found.summarize(moment, choice) or {} for choice in ("last", "best_test"))
+        last_round, best_round = (found.summarize(moment, choice) or {} for choice in ("last", "best_test"))
         for name in _TENTHS:
-            if last.get(name) is not None and best.get(name) is not None:
-                scores[f"{found.info['score']}_{moment}/{name}"] = {"last": last[name], "best": best[name]}
+            if last_round.get(name) is not None and best_round.get(name) is not None:
+                summary = {"last": last_round[name], "best": best_round[name]}
+                scores[f"{found.info['score']}_{moment}/{name}"] = summary
     return {name: {key: round(value, 5) for key, value in values.items()} for name, values in scores.items()}
 
 
