@@ -16,7 +16,7 @@ from fedtailor.papers.__main__ import main
 from fedtailor.papers.cells import Cell, make_cells
 from fedtailor.papers.definition import PAPERS, load_paper, parse_paper
 from fedtailor.papers.overview import failure_lines, show_rows, summarize
-from fedtailor.papers.running import Comparison, compare, make_jobs, read_done, run, select_cells
+from fedtailor.papers.running import CellResult, compare, make_jobs, read_done, run, select_cells
 
 TINY = ["rounds=2", "data.name=digits", "data.clients=4", "data.min_size=2", "data.test=0.25", "network.name=mlp"]
 WITHOUT_LIBRARIES = """
@@ -94,6 +94,13 @@ def test_settings_of_a_row_by_hand() -> None:
     assert cell.score == ("accuracy_trained/weighted", "best")
 
 
+def test_only_takes_whole_words() -> None:
+    columns = {cell.column.key for cell in cells_of("fedapa", "table-1", ("cifar10",))}
+    assert columns == {"cifar10-pathological", "cifar10-practical"}
+    assert {cell.column.key for cell in cells_of("fedapa", "table-4", ("mu=0",))} == {"mu=0"}
+    assert {cell.row.label for cell in cells_of("fedapa", "table-1", ("fedavg",))} == {"FedAvg"}
+
+
 def test_fields_of_a_column_apply_to_the_papers_rows_only() -> None:
     cells = cells_of("fedapa", "table-4", ("mu=0.3",))
     assert vars(cells[0].setup.method)["self_weight"] == 0.3
@@ -169,11 +176,11 @@ def test_local_with_the_same_budget_trains_less_often(tmp_path: Path) -> None:
 
 def test_within_the_spread_by_hand() -> None:
     cell = cells_of("fedapa", "table-4", ("mu=0.5",))[0]  # 85.85, no deviation printed
-    assert Comparison(cell, (84.0, 85.0, 86.0)).is_within  # 0.85 below, and 2 √2 is allowed
-    assert Comparison(cell, (81.0, 82.0, 83.0)).is_within is False  # 3.85 below
-    assert Comparison(cell, (85.0,)).is_within is None
+    assert CellResult(cell, (84.0, 85.0, 86.0)).is_within  # 0.85 below, and 2 √2 is allowed
+    assert CellResult(cell, (81.0, 82.0, 83.0)).is_within is False  # 3.85 below
+    assert CellResult(cell, (85.0,)).is_within is None
     printed = cells_of("fedapm", "table-3-cifar10")[0]  # 0.738 ± 0.005
-    assert Comparison(printed, (0.71, 0.72)).is_within is False  # 0.023 below, 2 · √(0.0071² + 0.005²) = 0.0173
+    assert CellResult(printed, (0.71, 0.72)).is_within is False  # 0.023 below, 2 · √(0.0071² + 0.005²) = 0.0173
 
 
 def test_failed_runs_are_reported_and_repeated(tmp_path: Path) -> None:

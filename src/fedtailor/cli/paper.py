@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from fedtailor.analysis.table_formats import to_markdown
 from fedtailor.analysis.tables import new_table
 from fedtailor.cli.console import err, out, print_line
-from fedtailor.errors import ConfigError
+from fedtailor.errors import ConfigError, unknown_name
 from fedtailor.papers.definition import PAPERS, load_paper
 from fedtailor.papers.overview import (
     LIST_HEADINGS,
@@ -77,14 +78,14 @@ def show(
     only: _Only = "",
     results: _Results = None,
     override: _Override = None,
-    format: Annotated[str, typer.Option(help="table or json")] = "table",
+    format: Annotated[str, typer.Option(help="table, markdown, or json")] = "table",
 ) -> None:
     """Print the paper's value, ours (mean ± standard deviation), and their difference.
 
     It is within the spread if it is at most twice the standard deviation of a difference of single runs.
     """
-    if format not in ("table", "json"):
-        raise ConfigError(f"--format must be table or json, got '{format}'.")
+    if format not in (formats := ("table", "markdown", "json")):
+        raise unknown_name("format", format, formats)
     done = read_done(results or default_results(name))
     comparisons = compare(select_cells(name, table, _words(only), override or []), done)
     if format == "json":
@@ -93,7 +94,10 @@ def show(
     shown = new_table(load_paper(name).name, list(SHOW_HEADINGS), left=3)
     for row in show_rows(comparisons):
         shown.add_row(*map(escape, row))
-    out.print(shown)
+    if format == "markdown":
+        typer.echo(to_markdown(shown))
+    else:
+        out.print(shown)
 
 
 def _words(text: str) -> list[str]:

@@ -1,6 +1,7 @@
 """The cells of a table: their settings, the objects that these describe, and a fingerprint that finds results."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -124,7 +125,7 @@ def data_state(data: Data) -> str:
 def make_cells(
     paper: Paper, table: PaperTable, only: Sequence[str] = (), overrides: Settings | None = None
 ) -> list[Cell]:
-    """Return the cells of a table; `only` keeps those in whose column, row, method, or data set one of the words is.
+    """Return the cells of a table; `only` keeps those whose column, row, method, or data set has one of the words.
 
     >>> from fedtailor.papers.definition import load_paper
     >>> paper = load_paper("fedapa")
@@ -137,12 +138,14 @@ def make_cells(
         for column in table.columns
         if row.columns is None or column.key in row.columns
     ]
-    return [cell for cell in cells if not only or any(word in _words(cell) for word in only)]
+    return [cell for cell in cells if not only or any(_has_word(cell, word) for word in only)]
 
 
-def _words(cell: Cell) -> str:
+def _has_word(cell: Cell, word: str) -> bool:
+    """Return whether a word is in the cell's names as a whole: cifar10 is not in cifar100."""
     data = merge([cell.table.settings, cell.column.settings, cell.row.settings]).get("data", {}).get("name", "")
-    return " ".join([cell.column.key, cell.row.label, cell.row.method, data])
+    names = " ".join([cell.column.key, cell.row.label, cell.row.method, data])
+    return re.search(rf"(?<![\w.]){re.escape(word)}(?![\w.])", names) is not None
 
 
 def _make_method(row: Row, training: Settings, own: Settings) -> Method:

@@ -8,7 +8,7 @@ from typing import Any
 from fedtailor.papers.cells import Cell, data_state, make_cells
 from fedtailor.papers.definition import Paper, PaperTable
 from fedtailor.papers.jobs import read_results
-from fedtailor.papers.running import Comparison, Results, make_jobs
+from fedtailor.papers.running import CellResult, Results, make_jobs
 
 LIST_HEADINGS = ("paper", "table", "title", "cells", "runs per seed", "data")
 SHOW_HEADINGS = ("table", "row", "column", "paper", "ours", "seeds", "difference", "within")
@@ -38,7 +38,7 @@ def failure_lines(path: Path) -> list[str]:
     return [f"{count} runs failed: {reason}" for reason, count in reasons.items()]
 
 
-def show_rows(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, ...]]:
+def show_rows(comparisons: Sequence[CellResult]) -> Iterator[tuple[str, ...]]:
     """Return a line about each cell, for `SHOW_HEADINGS`."""
     for one in comparisons:
         digits = one.cell.paper.report.digits
@@ -52,7 +52,7 @@ def show_rows(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, ...]]:
         yield (*where, printed, ours, str(len(one.scores)), difference, within)
 
 
-def summarize(comparisons: Sequence[Comparison], done: Results) -> list[dict[str, Any]]:
+def summarize(comparisons: Sequence[CellResult], done: Results) -> list[dict[str, Any]]:
     """Return the cells that have results as JSON objects: printed value, ours, and where they come from."""
     found = []
     for one in comparisons:

@@ -45,7 +45,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CellResult:
     """A cell beside our results."""
 
     cell: Cell
@@ -88,13 +88,21 @@ def default_results(paper: str) -> Path:
 def select_cells(
     paper: str, table: str | None = None, only: Sequence[str] = (), override: Sequence[str] = ()
 ) -> list[Cell]:
-    """Return the cells of a table, or of all tables of a paper."""
+    """Return the cells of a table, or of all tables of a paper.
+
+    >>> [cell.printed for cell in select_cells("fedapa", "table-4", only=["fedapa"])]
+    [84.41, 84.76, 85.85, 84.02, 82.95]
+    """
     found, overrides = load_paper(paper), parse_overrides(override)
     return [cell for one in found.select(table) for cell in make_cells(found, one, only, overrides)]
 
 
 def make_jobs(cells: Sequence[Cell], seeds: Sequence[int] = SEEDS, device: str = "auto") -> list[Job]:
-    """Return the runs that cells need, each once, by seed and data, so that processes load few data sets."""
+    """Return the runs that cells need, each once, by seed and data, so that processes load few data sets.
+
+    >>> len(select_cells("fedapa", "table-4")), len(make_jobs(select_cells("fedapa", "table-4"), [0]))
+    (25, 9)
+    """
     jobs: dict[tuple[str, int], Job] = {}
     for seed in seeds:
         for cell in cells:
@@ -137,12 +145,12 @@ def read_done(path: Path) -> dict[tuple[str, int], Result]:
     return {(one["fingerprint"], one["seed"]): one for one in read_results(path) if not one.get("repeat")}
 
 
-def compare(cells: Sequence[Cell], done: Results) -> list[Comparison]:
+def compare(cells: Sequence[Cell], done: Results) -> list[CellResult]:
     """Return the cells with our scores of all seeds that are there."""
     by_setup: dict[str, list[Result]] = {}
     for (fingerprint, _), result in sorted(done.items()):
         by_setup.setdefault(fingerprint, []).append(result)
-    return [Comparison(cell, () if cell.missing else _scores(cell, by_setup)) for cell in cells]
+    return [CellResult(cell, () if cell.missing else _scores(cell, by_setup)) for cell in cells]
 
 
 def run_job(job: Job) -> Result:
