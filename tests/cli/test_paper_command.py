@@ -25,7 +25,8 @@ def test_list_run_and_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "3 runs were added" in paper("run", *words, "--seeds", "0")
     assert "0 runs were added" in paper("run", *words, "--seeds", "0")
     assert (tmp_path / "results/papers/fedapa.jsonl").is_file()
-    assert "83.27" in paper("show", *words)
+    shown = paper("show", *words)
+    assert "83.27" in shown and "Our choice: best round" in shown
     assert "| table-3 | w/o Clipping | accuracy | 83.27 |" in paper("show", *words, "--format", "markdown")
     (cell, *_) = json.loads(paper("show", *words, "--format", "json"))
     assert cell["printed"] == 83.27 and cell["difference"] == pytest.approx(cell["mean"] - 83.27)

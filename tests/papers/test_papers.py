@@ -15,7 +15,7 @@ from fedtailor.papers import jobs
 from fedtailor.papers.__main__ import main
 from fedtailor.papers.cells import Cell, make_cells
 from fedtailor.papers.definition import PAPERS, load_paper, parse_paper
-from fedtailor.papers.overview import failure_lines, show_rows, summarize
+from fedtailor.papers.overview import failure_lines, note_lines, show_rows, summarize
 from fedtailor.papers.running import CellResult, compare, make_jobs, read_done, run, select_cells
 
 TINY = ["rounds=2", "data.name=digits", "data.clients=4", "data.min_size=2", "data.test=0.25", "network.name=mlp"]
@@ -190,6 +190,12 @@ def test_failed_runs_are_reported_and_repeated(tmp_path: Path) -> None:
     (line,) = failure_lines(file)
     assert line.startswith("1 runs failed") and "head" in line
     assert run("fedapa", "table-4", only=["mu=0.5"], seeds=[0], results=file, override=override) == 1
+
+
+def test_notes_name_the_suspects_of_a_table() -> None:
+    paper = load_paper("fedapa")
+    notes = "".join(note_lines(paper, paper.select("table-1-50-clients")))
+    assert "Suspect: table-1: pfedla" in notes and "97.83" in notes and "table-4" not in notes
 
 
 def test_missing_cells_are_not_run() -> None:

@@ -19,6 +19,7 @@ from fedtailor.papers.overview import (
     failure_lines,
     list_row,
     missing_lines,
+    note_lines,
     show_rows,
     summarize,
 )
@@ -91,13 +92,15 @@ def show(
     if format == "json":
         typer.echo(json.dumps(summarize(comparisons, done), indent=1))
         return
-    shown = new_table(load_paper(name).name, list(SHOW_HEADINGS), left=3)
+    found = load_paper(name)
+    shown = new_table(found.name, list(SHOW_HEADINGS), left=3)
     for row in show_rows(comparisons):
         shown.add_row(*map(escape, row))
     if format == "markdown":
         typer.echo(to_markdown(shown))
     else:
         out.print(shown)
+        print_line("\n".join(note_lines(found, found.select(table))))
 
 
 def _words(text: str) -> list[str]:

@@ -15,6 +15,7 @@ from fedtailor.papers.overview import (
     failure_lines,
     list_row,
     missing_lines,
+    note_lines,
     show_rows,
     summarize,
 )
@@ -45,6 +46,8 @@ def main(words: Sequence[str] | None = None) -> None:
             print(json.dumps(summarize(comparisons, done), indent=1))
         else:
             _print_rows([SHOW_HEADINGS, *show_rows(comparisons)])
+            paper = load_paper(options.paper)
+            _print_lines(note_lines(paper, paper.select(options.table)))
     except FedTailorError as error:
         sys.exit(f"fedtailor: {error}")
 

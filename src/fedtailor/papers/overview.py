@@ -52,6 +52,22 @@ def show_rows(comparisons: Sequence[CellResult]) -> Iterator[tuple[str, ...]]:
         yield (*where, printed, ours, str(len(one.scores)), difference, within)
 
 
+def note_lines(paper: Paper, tables: Sequence[PaperTable]) -> list[str]:
+    """Return what a reader of our results must know: our choices, and printed numbers that seem inconsistent.
+
+    >>> from fedtailor.papers.definition import load_paper
+    >>> note_lines(load_paper("fedapa"), load_paper("fedapa").select("table-4"))[-1].partition(" gives")[0]
+    'Suspect: table-4: mu = 1'
+    """
+    choices = [f"Our choice: {one.what}. {one.why}" for one in paper.choices]
+    words = {one: one.where.replace(",", " ").replace(":", " ").split() for one in paper.suspects}
+    ids = [table.id for table in tables]
+    named = [
+        one for one, found in words.items() if any(f"{id}-".startswith(f"{word}-") for word in found for id in ids)
+    ]
+    return choices + [f"Suspect: {one.where}: {one.why}." for one in named]
+
+
 def summarize(comparisons: Sequence[CellResult], done: Results) -> list[dict[str, Any]]:
     """Return the cells that have results as JSON objects: printed value, ours, and where they come from."""
     found = []
