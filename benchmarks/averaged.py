@@ -14,17 +14,14 @@ that are there are skipped, so the script can be stopped at any time and started
 """
 
 import argparse
-import json
 import os
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields
 from datetime import date
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +30,7 @@ import torch
 import fedtailor as ft
 from averaged_variants import VARIANTS, LayerMemory, Variant
 from fedtailor.methods import METHODS
+from fedtailor.papers import jobs
 
 RESULTS = Path(__file__).parent / "results" / "averaged.jsonl"
 METHOD_NAMES = ("local", "fedavg", "fedrep", "fedbabu", "fedala", "fedapa", "fedlag", "fedpac", "ditto", "selffl")
@@ -192,9 +190,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def read_results(path: Path) -> dict[Job, Any]:
-    lines = path.read_text().splitlines() if path.is_file() else []
-    found = [json.loads(line) for line in lines if line.endswith("}")]
-    return {Job(**{f.name: one.get(f.name, f.default) for f in fields(Job)}): one for one in found}
+    return {Job(**{f.name: one.get(f.name, f.default) for f in fields(Job)}): one for one in jobs.read_results(path)}
 
 
 Scores = dict[str, list[float]]  # last model ("plain") or mean ("mean") -> accuracies in %
@@ -266,23 +262,6 @@ def format_cell(scores: Scores) -> str:
     return text + (f" ({len(scores['mean'])})" if len(scores["mean"]) > 1 else "")
 
 
-def run_all(jobs: list[Job], results: Path, workers: int, seconds: float) -> None:
-    """Run jobs in several processes, and append each result to the file as soon as it is there."""
-    started, count = time.monotonic(), 0
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool, results.open("a") as file:
-        waiting = iter(jobs)
-        running = {pool.submit(run, job) for _, job in zip(range(workers), waiting, strict=False)}
-        while running:
-            finished = next(as_completed(running))
-            running.remove(finished)
-            file.write(json.dumps(finished.result()) + "\n")
-            file.flush()
-            count += 1
-            if time.monotonic() - started < seconds and (job := next(waiting, None)) is not None:
-                running.add(pool.submit(run, job))
-    print(f"{count} runs in {time.monotonic() - started:.0f} s")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["tune", "test", "memory", "all", "activity", "further", "show"])
@@ -296,17 +275,18 @@ def main() -> None:
         show_memory(done)
         show_gain_by_round(done)
         return
-    jobs = {
+    stages = {
         "tune": tuning_jobs,
         "memory": memory_jobs,
         "all": all_jobs,
         "activity": activity_jobs,
         "further": further_jobs,
     }
-    planned = list(test_jobs(done) if options.stage == "test" else jobs[options.stage]())
+    planned = list(test_jobs(done) if options.stage == "test" else stages[options.stage]())
     missing = [job for job in planned if job not in done]
     print(f"{len(planned) - len(missing)} of {len(planned)} runs are done")
-    run_all(missing, options.results, options.workers, options.seconds)
+    count = jobs.run_jobs(run, missing, options.results, options.workers, options.seconds)
+    print(f"{count} runs were added")
 
 
 if __name__ == "__main__":

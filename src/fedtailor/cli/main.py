@@ -12,6 +12,7 @@ from fedtailor.cli.console import err
 from fedtailor.cli.environment import env
 from fedtailor.cli.export import export, predict
 from fedtailor.cli.listing import ANY_FLAG, data, flags_help, list_
+from fedtailor.cli.paper import paper
 from fedtailor.cli.reporting import live, report, track
 from fedtailor.cli.run import resume, run
 from fedtailor.cli.show import show
@@ -51,6 +52,7 @@ for _command in _COMMANDS:
     app.command(_command.__name__.removesuffix("_"))(_command)
 app.add_typer(data, name="data")
 app.add_typer(tables, name="tables")
+app.add_typer(paper, name="paper")
 
 
 def _print_version(requested: bool) -> None:

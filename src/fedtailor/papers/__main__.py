@@ -1,0 +1,92 @@
+"""`python -m fedtailor.papers`: the same as `fedtailor paper`, on machines that have only torch and numpy."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+
+from fedtailor.errors import FedTailorError
+from fedtailor.papers.definition import PAPERS, load_paper
+from fedtailor.papers.overview import (
+    LIST_HEADINGS,
+    SHOW_HEADINGS,
+    failure_lines,
+    list_row,
+    missing_lines,
+    note_lines,
+    show_rows,
+    summarize,
+)
+from fedtailor.papers.running import SEEDS, compare, default_results, read_done, run, select_cells
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    options = _parser().parse_args(words)
+    try:
+        if options.command == "list":
+            rows = [list_row(paper, table) for paper in map(load_paper, PAPERS) for table in paper.tables]
+            _print_rows([LIST_HEADINGS, *rows])
+            return
+        cells = select_cells(options.paper, options.table, options.only, options.override)
+        path = options.results or default_results(options.paper)
+        if options.command == "run":
+            _print_lines(missing_lines(cells))
+            count = run(
+                options.paper, options.table, only=options.only, seeds=options.seeds, device=options.device,
+                workers=options.workers, seconds=options.seconds, results=path, override=options.override,
+            )  # fmt: skip
+            _print_lines([*failure_lines(path), f"{count} runs were added to {path}"])
+            return
+        done = read_done(path)
+        comparisons = compare(cells, done)
+        if options.json:
+            print(json.dumps(summarize(comparisons, done), indent=1))
+        else:
+            _print_rows([SHOW_HEADINGS, *show_rows(comparisons)])
+            paper = load_paper(options.paper)
+            _print_lines(note_lines(paper, paper.select(options.table)))
+    except FedTailorError as error:
+        sys.exit(f"fedtailor: {error}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m fedtailor.papers", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="name all tables and what can be run")
+    for name, text in (("run", "run what is missing of a table"), ("show", "print our results beside the paper's")):
+        one = commands.add_parser(name, help=text)
+        one.add_argument("paper", help=", ".join(PAPERS))
+        one.add_argument("table", nargs="?", help="such as table-1; default: all")
+        one.add_argument("--only", type=_words, default=(), help="words in a column, row, method, or data set")
+        one.add_argument("--results", type=Path, help="file of results; default: results/papers/PAPER.jsonl")
+        one.add_argument("--override", action="append", default=[], help="a setting such as rounds=2")
+        if name == "show":
+            one.add_argument("--json", action="store_true", help="print a JSON object per cell")
+            continue
+        one.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default=SEEDS)
+        one.add_argument("--device", default="auto")
+        one.add_argument("--workers", type=int, default=1, help="processes, also on one GPU")
+        one.add_argument("--seconds", type=float, default=inf, help="start no run after this time")
+    return parser
+
+
+def _print_lines(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _print_rows(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What is in the tables, what of it can be run here, and our results beside the printed ones, as rows of text."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedtailor.papers.cells import Cell, data_state, make_cells
+from fedtailor.papers.definition import Paper, PaperTable
+from fedtailor.papers.jobs import read_results
+from fedtailor.papers.running import CellResult, Results, make_jobs
+
+LIST_HEADINGS = ("paper", "table", "title", "cells", "runs per seed", "data")
+SHOW_HEADINGS = ("table", "row", "column", "paper", "ours", "seeds", "difference", "within")
+NONE = "–"
+
+
+def list_row(paper: Paper, table: PaperTable) -> tuple[str, ...]:
+    """Return a line about a table, for `LIST_HEADINGS`."""
+    cells = make_cells(paper, table)
+    able = [cell for cell in cells if not cell.missing]
+    states = {cell.setup.data.name: data_state(cell.setup.data) for cell in able}
+    runs = len(make_jobs(able, [0]))
+    text = ", ".join(f"{name} {state}" for name, state in states.items())
+    return paper.key, table.id, table.title, f"{len(able)} of {len(cells)}", str(runs), text or table.missing
+
+
+def missing_lines(cells: Sequence[Cell]) -> list[str]:
+    """Return one line for each reason for which cells cannot be run here."""
+    reasons = Counter(reason for cell in cells if (reason := cell.why_not))
+    return [f"{count} cells are not run: {reason}." for reason, count in reasons.items()]
+
+
+def failure_lines(path: Path) -> list[str]:
+    """Return one line for each reason for which runs in a file of results failed, and have not succeeded since."""
+    latest = {(one["fingerprint"], one["seed"]): one for one in read_results(path)}
+    reasons = Counter(one["error"] for one in latest.values() if "error" in one)
+    return [f"{count} runs failed: {reason}" for reason, count in reasons.items()]
+
+
+def show_rows(comparisons: Sequence[CellResult]) -> Iterator[tuple[str, ...]]:
+    """Return a line about each cell, for `SHOW_HEADINGS`."""
+    for one in comparisons:
+        digits = one.cell.paper.report.digits
+        printed = _with_std(one.cell.printed, one.cell.printed_std, digits)
+        if one.cell.row.ours:
+            printed = "not in the paper"
+        ours = _with_std(one.mean, one.std, digits)
+        difference = NONE if one.difference is None else f"{one.difference:+.{digits}f}"
+        within = {None: NONE, True: "yes", False: "no"}[one.is_within]
+        where = (one.cell.table.id, one.cell.row.label, one.cell.column.key)
+        yield (*where, printed, ours, str(len(one.scores)), difference, within)
+
+
+def note_lines(paper: Paper, tables: Sequence[PaperTable]) -> list[str]:
+    """Return what a reader of our results must know: our choices, and printed numbers that seem inconsistent.
+
+    >>> from fedtailor.papers.definition import load_paper
+    >>> note_lines(load_paper("fedapa"), load_paper("fedapa").select("table-4"))[-1].partition(" gives")[0]
+    'Suspect: table-4: mu = 1'
+    """
+    choices = [f"Our choice: {one.what}. {one.why}" for one in paper.choices]
+    words = {one: one.where.replace(",", " ").replace(":", " ").split() for one in paper.suspects}
+    ids = [table.id for table in tables]
+    named = [
+        one for one, found in words.items() if any(f"{id}-".startswith(f"{word}-") for word in found for id in ids)
+    ]
+    return choices + [f"Suspect: {one.where}: {one.why}." for one in named]
+
+
+def summarize(comparisons: Sequence[CellResult], done: Results) -> list[dict[str, Any]]:
+    """Return the cells that have results as JSON objects: printed value, ours, and where they come from."""
+    found = []
+    for one in comparisons:
+        if one.scores:
+            setup = one.cell.setup
+            runs = [result for (fingerprint, _), result in done.items() if fingerprint == setup.fingerprint]
+            where = {"table": one.cell.table.id, "row": one.cell.row.label, "column": one.cell.column.key}
+            values: dict[str, Any] = {
+                "printed": one.cell.printed,
+                "printed_std": one.cell.printed_std,
+                "mean": one.mean,
+            }
+            values |= {"std": one.std, "scores": list(one.scores), "difference": one.difference}
+            origin = {key: sorted({str(run[key]) for run in runs}) for key in ("date", "device")}
+            found.append(where | values | origin | {"seeds": sorted(run["seed"] for run in runs)})
+            found[-1] |= {"fingerprint": setup.fingerprint, "settings": setup.describe()}
+    return found
+
+
+def _with_std(value: float | None, std: float | None, digits: int) -> str:
+    if value is None:
+        return NONE
+    return f"{value:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")

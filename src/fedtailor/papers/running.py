@@ -1,0 +1,210 @@
+"""Run the cells of a paper's tables, and compare their scores with the printed ones."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import lru_cache
+from math import hypot, inf, isfinite
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from fedtailor.data.dataset import Data
+from fedtailor.data.federation import Federation
+from fedtailor.errors import FedTailorError, RunError
+from fedtailor.networks import network
+from fedtailor.papers.cells import Cell, Setup, make_cells, parse_overrides
+from fedtailor.papers.definition import load_paper
+from fedtailor.papers.jobs import Result, read_results, run_jobs
+from fedtailor.runs.records import Record
+from fedtailor.runs.run import MOMENTS, Run
+from fedtailor.training.simulate import train
+from fedtailor.version import VERSION
+
+SEEDS = (0, 1, 2)
+_STATISTICS = {"weighted": "", "mean": "_mean"}  # -> the end of a record's key
+_TENTHS = ("worst_tenth", "largest_tenth_weighted")
+Results = Mapping[tuple[str, int], Result]  # (fingerprint, seed) -> result
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a cell with one seed."""
+
+    setup: Setup
+    label: str  # of the first cell that needs it
+    seed: int
+    device: str
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.setup.fingerprint, self.seed
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """A cell beside our results."""
+
+    cell: Cell
+    scores: tuple[float, ...]  # one per seed, in the paper's unit
+
+    @property
+    def mean(self) -> float | None:
+        return mean(self.scores) if self.scores else None
+
+    @property
+    def std(self) -> float | None:
+        return stdev(self.scores) if len(self.scores) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Our mean minus the printed value."""
+        ours, printed = self.mean, self.cell.printed
+        return None if ours is None or printed is None else ours - printed
+
+    @property
+    def is_within(self) -> bool | None:
+        """Whether the difference is at most two standard deviations of a difference of single runs; None if unknown.
+
+        Papers seldom print a standard deviation; then ours stands for both."""
+        ours, printed = self.std, self.cell.printed_std
+        if ours is None or self.difference is None:
+            return None
+        return abs(self.difference) <= 2 * hypot(ours, ours if printed is None else printed)
+
+
+def default_results(paper: str) -> Path:
+    """Return the file of a paper's results in the current folder.
+
+    >>> default_results("fedapa").name
+    'fedapa.jsonl'
+    """
+    return Path("results", "papers", f"{paper}.jsonl")
+
+
+def select_cells(
+    paper: str, table: str | None = None, only: Sequence[str] = (), override: Sequence[str] = ()
+) -> list[Cell]:
+    """Return the cells of a table, or of all tables of a paper.
+
+    >>> [cell.printed for cell in select_cells("fedapa", "table-4", only=["fedapa"])]
+    [84.41, 84.76, 85.85, 84.02, 82.95]
+    """
+    found, overrides = load_paper(paper), parse_overrides(override)
+    return [cell for one in found.select(table) for cell in make_cells(found, one, only, overrides)]
+
+
+def make_jobs(cells: Sequence[Cell], seeds: Sequence[int] = SEEDS, device: str = "auto") -> list[Job]:
+    """Return the runs that cells need, each once, by seed and data, so that processes load few data sets.
+
+    >>> len(select_cells("fedapa", "table-4")), len(make_jobs(select_cells("fedapa", "table-4"), [0]))
+    (25, 9)
+    """
+    jobs: dict[tuple[str, int], Job] = {}
+    for seed in seeds:
+        for cell in cells:
+            if not cell.missing:
+                job = Job(cell.setup, cell.label, seed, device)
+                jobs.setdefault(job.key, job)
+    return sorted(jobs.values(), key=lambda job: (job.seed, repr(job.setup.data)))
+
+
+def run(
+    paper: str,
+    table: str | None = None,
+    *,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] = SEEDS,
+    device: str = "auto",
+    workers: int = 1,
+    seconds: float = inf,
+    results: Path | None = None,
+    override: Sequence[str] = (),
+) -> int:
+    """Run what is missing of a table and return how many runs were made; each is one line of the file of results.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> tiny = ["rounds=1", "data.name=digits", "data.min_size=2", "data.test=0.25", "network.name=mlp"]
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder, "results.jsonl")
+    ...     [run("fedapa", "table-4", only=["mu=0.3"], seeds=[0], override=tiny, results=file) for _ in range(2)]
+    [5, 0]
+    """
+    path = results or default_results(paper)
+    done = read_done(path)
+    cells = [cell for cell in select_cells(paper, table, only, override) if not cell.why_not]
+    jobs = [job for job in make_jobs(cells, seeds, device) if job.key not in done]
+    return run_jobs(run_job, jobs, path, min(workers, max(1, len(jobs))), seconds)
+
+
+def read_done(path: Path) -> dict[tuple[str, int], Result]:
+    """Return the results in a file by fingerprint and seed. Runs that failed are repeated, unless they diverged."""
+    return {(one["fingerprint"], one["seed"]): one for one in read_results(path) if not one.get("repeat")}
+
+
+def compare(cells: Sequence[Cell], done: Results) -> list[CellResult]:
+    """Return the cells with our scores of all seeds that are there."""
+    by_setup: dict[str, list[Result]] = {}
+    for (fingerprint, _), result in sorted(done.items()):
+        by_setup.setdefault(fingerprint, []).append(result)
+    return [CellResult(cell, () if cell.missing else _scores(cell, by_setup)) for cell in cells]
+
+
+def run_job(job: Job) -> Result:
+    """Train and return the result; a run that fails has the key "error" instead of scores, and "repeat" if the reason
+    may not be the method: missing data, or not enough memory."""
+    setup, started = job.setup, time.perf_counter()
+    about: Result = {"run": job.label, "fingerprint": setup.fingerprint, "seed": job.seed, "settings": setup.describe()}
+    config = replace(setup.config, seed=job.seed, device=job.device)
+    if torch.cuda.is_available():
+        torch.set_num_threads(1)  # several processes share the cores
+        torch.cuda.empty_cache()
+    try:
+        fed = _load(replace(setup.data, seed=job.seed))
+        model = network(about["settings"]["network"]["name"], fed, **vars(setup.network))
+        outcome: Result = {"scores": _collect(train(config, setup.method, model, fed), config.metrics or ["accuracy"])}
+    except (FedTailorError, RuntimeError, OSError) as error:
+        outcome = {"error": str(error), "repeat": not isinstance(error, RunError)}
+    device = torch.cuda.get_device_name() if config.torch_device.type == "cuda" else "CPU"
+    versions = {"device": device, "torch": torch.__version__, "fedtailor": VERSION}
+    return about | outcome | {"seconds": round(time.perf_counter() - started, 1), "date": str(date.today())} | versions
+
+
+@lru_cache(maxsize=2)
+def _load(data: Data) -> Federation:
+    return data.load()
+
+
+def _collect(found: Run, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return metric_moment/statistic -> its value in the last round, its best value, and the round of the latter."""
+    scores: dict[str, dict[str, float]] = {}
+    pick = max if found.info["higher_is_better"] else min
+    for metric in (*metrics, *(f"global_{name}" for name in metrics)):
+        for moment in MOMENTS:
+            for statistic, end in _STATISTICS.items():
+                curve = _curve(found.records, f"{metric}_{moment}{end}")
+                if curve:
+                    best = pick(curve, key=curve.__getitem__)
+                    summary = {"last": curve[max(curve)], "best": curve[best], "best_round": best}
+                    scores[f"{metric}_{moment}/{statistic}"] = summary
+    for moment in MOMENTS:
+        last_round, best_round = (found.summarize(moment, choice) or {} for choice in ("last", "best_test"))
+        for name in _TENTHS:
+            if last_round.get(name) is not None and best_round.get(name) is not None:
+                summary = {"last": last_round[name], "best": best_round[name]}
+                scores[f"{found.info['score']}_{moment}/{name}"] = summary
+    return {name: {key: round(value, 5) for key, value in values.items()} for name, values in scores.items()}
+
+
+def _curve(records: Sequence[Record], key: str) -> dict[int, float]:
+    values: dict[int, Any] = {record["round"]: record.get(key) for record in records}
+    return {number: value for number, value in values.items() if value is not None and isfinite(value)}
+
+
+def _scores(cell: Cell, by_setup: Mapping[str, list[Result]]) -> tuple[float, ...]:
+    name, choice = cell.score
+    found = [one.get("scores", {}).get(name) for one in by_setup.get(cell.setup.fingerprint, [])]
+    return tuple(cell.paper.report.scale * one[choice] for one in found if one is not None)
