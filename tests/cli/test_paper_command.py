@@ -12,7 +12,7 @@ TINY = ["rounds=1", "data.name=digits", "data.clients=4", "data.min_size=2", "da
 
 
 def paper(*words: str) -> str:
-    done = CliRunner().invoke(app, ["paper", *words], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    done = CliRunner().invoke(app, ["paper", *words], env={"COLUMNS": "80", "NO_COLOR": "1"})
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -27,6 +27,6 @@ def test_list_run_and_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert (tmp_path / "results/papers/fedapa.jsonl").is_file()
     shown = paper("show", *words)
     assert "83.27" in shown and "Our choice: best round" in shown
-    assert "| table-3 | w/o Clipping | accuracy | 83.27 |" in paper("show", *words, "--format", "markdown")
+    assert "| w/o Clipping | accuracy | 83.27 |" in paper("show", *words, "--format", "markdown")
     (cell, *_) = json.loads(paper("show", *words, "--format", "json"))
     assert cell["printed"] == 83.27 and cell["difference"] == pytest.approx(cell["mean"] - 83.27)

@@ -14,10 +14,10 @@ from fedtailor.cli.console import err, out, print_line
 from fedtailor.errors import ConfigError, unknown_name
 from fedtailor.papers.definition import PAPERS, load_paper
 from fedtailor.papers.overview import (
-    LIST_HEADINGS,
     SHOW_HEADINGS,
+    by_table,
     failure_lines,
-    list_row,
+    list_lines,
     missing_lines,
     note_lines,
     show_rows,
@@ -37,11 +37,8 @@ _Override = Annotated[list[str] | None, typer.Option(help="a setting of all runs
 @paper.command("list")
 def list_tables() -> None:
     """List the tables, and what of each can be run with the data at hand."""
-    table = new_table("", list(LIST_HEADINGS), left=3)
     for one in map(load_paper, PAPERS):
-        for part in one.tables:
-            table.add_row(*map(escape, list_row(one, part)))
-    out.print(table)
+        print_line("\n".join(list_lines(one)))
 
 
 @paper.command()
@@ -92,14 +89,15 @@ def show(
     if format == "json":
         typer.echo(json.dumps(summarize(comparisons, done), indent=1))
         return
-    found = load_paper(name)
-    shown = new_table(found.name, list(SHOW_HEADINGS), left=3)
-    for row in show_rows(comparisons):
-        shown.add_row(*map(escape, row))
+    found, shown = load_paper(name), []
+    for title, own in by_table(comparisons).items():
+        shown.append(new_table(title, list(SHOW_HEADINGS), left=2))
+        for row in show_rows(own):
+            shown[-1].add_row(*map(escape, row))
     if format == "markdown":
-        typer.echo(to_markdown(shown))
+        typer.echo("\n\n".join(map(to_markdown, shown)))
     else:
-        out.print(shown)
+        out.print(*shown, sep="\n")
         print_line("\n".join(note_lines(found, found.select(table))))
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from fedtailor.errors import FedTailorError
 from fedtailor.papers.definition import PAPERS, load_paper
 from fedtailor.papers.overview import (
-    LIST_HEADINGS,
     SHOW_HEADINGS,
+    by_table,
     failure_lines,
-    list_row,
+    list_lines,
     missing_lines,
     note_lines,
     show_rows,
@@ -27,8 +27,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(words)
     try:
         if options.command == "list":
-            rows = [list_row(paper, table) for paper in map(load_paper, PAPERS) for table in paper.tables]
-            _print_rows([LIST_HEADINGS, *rows])
+            _print_lines([line for paper in map(load_paper, PAPERS) for line in list_lines(paper)])
             return
         cells = select_cells(options.paper, options.table, options.only, options.override)
         path = options.results or default_results(options.paper)
@@ -45,7 +44,9 @@ def main(words: Sequence[str] | None = None) -> None:
         if options.json:
             print(json.dumps(summarize(comparisons, done), indent=1))
         else:
-            _print_rows([SHOW_HEADINGS, *show_rows(comparisons)])
+            for title, own in by_table(comparisons).items():
+                print(title)
+                _print_rows([SHOW_HEADINGS, *show_rows(own)])
             paper = load_paper(options.paper)
             _print_lines(note_lines(paper, paper.select(options.table)))
     except FedTailorError as error:

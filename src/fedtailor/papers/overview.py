@@ -10,19 +10,31 @@ from fedtailor.papers.definition import Paper, PaperTable
 from fedtailor.papers.jobs import read_results
 from fedtailor.papers.running import CellResult, Results, make_jobs
 
-LIST_HEADINGS = ("paper", "table", "title", "cells", "runs per seed", "data")
-SHOW_HEADINGS = ("table", "row", "column", "paper", "ours", "seeds", "difference", "within")
+SHOW_HEADINGS = ("row", "column", "paper", "ours (seeds)", "Δ", "within")
 NONE = "–"
 
 
-def list_row(paper: Paper, table: PaperTable) -> tuple[str, ...]:
-    """Return a line about a table, for `LIST_HEADINGS`."""
-    cells = make_cells(paper, table)
-    able = [cell for cell in cells if not cell.missing]
-    states = {cell.setup.data.name: data_state(cell.setup.data) for cell in able}
-    runs = len(make_jobs(able, [0]))
-    text = ", ".join(f"{name} {state}" for name, state in states.items())
-    return paper.key, table.id, table.title, f"{len(able)} of {len(cells)}", str(runs), text or table.missing
+def list_lines(paper: Paper) -> list[str]:
+    """Return the name of a paper, and three lines about each of its tables.
+
+    >>> from fedtailor.papers.definition import load_paper
+    >>> list_lines(load_paper("fedapa"))[:2]
+    ['FedAPA (fedapa)', '  table-1-20-clients: 96 of 96 cells can be run, 96 runs per seed']
+    """
+    lines = [f"{paper.name} ({paper.key})"]
+    for table in paper.tables:
+        cells = make_cells(paper, table)
+        able = [cell for cell in cells if not cell.missing]
+        runs = f", {len(make_jobs(able, [0]))} runs per seed" if able else ""
+        lines.append(f"  {table.id}: {len(able)} of {len(cells)} cells can be run{runs}")
+        lines.append(f"    {table.title}")
+        states = {cell.setup.data.name: data_state(cell.setup.data) for cell in able}
+        data = [
+            f"{', '.join(n for n, s in states.items() if s == state)} {state}"
+            for state in dict.fromkeys(states.values())
+        ]
+        lines.append(f"    {'; '.join(data) or table.missing}")
+    return lines
 
 
 def missing_lines(cells: Sequence[Cell]) -> list[str]:
@@ -39,17 +51,25 @@ def failure_lines(path: Path) -> list[str]:
 
 
 def show_rows(comparisons: Sequence[CellResult]) -> Iterator[tuple[str, ...]]:
-    """Return a line about each cell, for `SHOW_HEADINGS`."""
+    """Return a line about each cell of a table, for `SHOW_HEADINGS`."""
     for one in comparisons:
         digits = one.cell.paper.report.digits
         printed = _with_std(one.cell.printed, one.cell.printed_std, digits)
         if one.cell.row.ours:
-            printed = "not in the paper"
+            printed = ""  # the paper does not have this row
         ours = _with_std(one.mean, one.std, digits)
         difference = NONE if one.difference is None else f"{one.difference:+.{digits}f}"
         within = {None: NONE, True: "yes", False: "no"}[one.is_within]
-        where = (one.cell.table.id, one.cell.row.label, one.cell.column.key)
-        yield (*where, printed, ours, str(len(one.scores)), difference, within)
+        count = f" ({len(one.scores)})" if one.scores else ""
+        yield one.cell.row.label, one.cell.column.key, printed, ours + count, difference, within
+
+
+def by_table(comparisons: Sequence[CellResult]) -> dict[str, list[CellResult]]:
+    """Return the cells of each table, by its name and title."""
+    found: dict[str, list[CellResult]] = {}
+    for one in comparisons:
+        found.setdefault(f"{one.cell.paper.name}, {one.cell.table.id}: {one.cell.table.title}", []).append(one)
+    return found
 
 
 def note_lines(paper: Paper, tables: Sequence[PaperTable]) -> list[str]:
