@@ -22,7 +22,7 @@ def write_hospitals(folder: Path) -> None:
         own.drop(columns="hospital").to_csv(folder / f"{hospital}.csv", index=False)
 
 
-def answer(folder: Path) -> ft.ComparisonResult:
+def answer(folder: Path, repeats: int = 4) -> ft.ComparisonResult:
     """Compare one model for all, shared weights with own intercepts, and personal models with local training."""
     fed = ft.Federation.from_tables(
         folder,
@@ -38,7 +38,7 @@ def answer(folder: Path) -> ft.ComparisonResult:
         model,
         fed,
         folds=5,
-        repeats=4,
+        repeats=repeats,
         rounds=20,
         batch_size=16,
         evaluate_every=20,
