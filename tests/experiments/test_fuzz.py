@@ -26,7 +26,7 @@ from fedtailor.data.images.datasets import MNIST, Digits
 from fedtailor.data.sample_table import SampleTable
 from fedtailor.data.tables.agreement import agree
 from fedtailor.data.tables.columns import read_columns
-from fedtailor.data.tables.encoding import join_sites
+from fedtailor.data.tables.encoding import join_sites, with_known_classes
 from fedtailor.data.tables.loading import read_schema, read_summary
 from fedtailor.data.tables.reading import read_table
 from fedtailor.data.tables.settings import SiteSettings, TableSettings
@@ -156,7 +156,8 @@ def read_table_schema(data: bytes, folder: Path) -> None:
     """Read a schema, and encode a table with it."""
     (folder / "schema.json").write_bytes(data)
     schema = read_schema(folder / "schema.json")
-    found = join_sites([open_site("a", RAW_TABLE, schema.site_settings(), schema.seed)], schema)
+    site = with_known_classes(open_site("a", RAW_TABLE, schema.site_settings(), schema.seed), schema)
+    found = join_sites([site], schema)
     assert np.isfinite(found["x"]).all()
 
 

@@ -8,6 +8,12 @@ import pytest
 import torch
 
 import fedtailor as ft
+from fedtailor.data.tables.agreement import agree
+from fedtailor.data.tables.loading import to_json
+from fedtailor.data.tables.reading import read_table
+from fedtailor.data.tables.settings import TableSettings
+from fedtailor.data.tables.site import open_site
+from fedtailor.data.tables.summary import summarize
 
 
 def write_sites(folder: Path) -> None:
@@ -35,6 +41,31 @@ def test_resplit_equals_reading_tables_with_this_split(tmp_path: Path, fit: str)
     assert isinstance(new.x, torch.Tensor) and isinstance(read.x, torch.Tensor) and isinstance(fed.x, torch.Tensor)
     assert torch.equal(new.x, read.x) and not torch.equal(new.x, fed.x)
     assert new.table is not None and read.table is not None and new.table.statistics == read.table.statistics
+
+
+def test_tables_of_an_agreed_schema_are_split_anew_in_the_same_way(tmp_path: Path) -> None:
+    write_sites(tmp_path)
+    settings = TableSettings(target="ill")
+    sites = [open_site(name, read_table(tmp_path / f"{name}.csv"), settings, 0) for name in ("a", "b")]
+    schema, _ = agree([summarize(site, settings, 0) for site in sites], settings)
+    (tmp_path / "schema.json").write_text(to_json(schema))
+    agreed, read = (
+        ft.Federation.from_tables(tmp_path, **given).resplit(3)
+        for given in ({"schema": tmp_path / "schema.json"}, {"target": "ill"})
+    )
+    assert isinstance(agreed.x, torch.Tensor) and isinstance(read.x, torch.Tensor) and torch.equal(agreed.x, read.x)
+
+
+def test_rows_of_a_rare_class_are_left_out_of_all_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_sites(tmp_path)
+    for site, label in (("a", "unknown"), ("b", "yes")):
+        frame = pd.read_csv(tmp_path / f"{site}.csv")
+        frame.loc[5, "ill"] = label
+        frame.to_csv(tmp_path / f"{site}.csv", index=False)
+    fed = ft.Federation.from_tables(tmp_path, target="ill")
+    new = fed.resplit(0).resplit(1)
+    assert fed.class_names == ("no", "yes") and [len(new.train[i]) + len(new.test[i]) for i in (0, 1)] == [39, 40]
+    assert sum("see min_count" in one.message for one in caplog.records) == 1
 
 
 def test_event_and_time_are_survival_targets(tmp_path: Path) -> None:

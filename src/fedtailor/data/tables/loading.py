@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from fedtailor.data.formats.folder_entries import list_entries
 from fedtailor.data.splits.owners import client_names
 from fedtailor.data.tables.agreement import agree
 from fedtailor.data.tables.columns import Column, read_columns
-from fedtailor.data.tables.encoding import join_sites
+from fedtailor.data.tables.encoding import join_sites, with_known_classes
 from fedtailor.data.tables.reading import SUFFIXES, RawTable, from_frame, read_table
-from fedtailor.data.tables.resplit import TableRefit, reject_resplit
+from fedtailor.data.tables.resplit import TableRefit
 from fedtailor.data.tables.schema import Schema, row_numbers
 from fedtailor.data.tables.settings import SiteSettings, TableSettings
-from fedtailor.data.tables.site import open_site, sorted_labels, unknown_column
+from fedtailor.data.tables.site import Site, open_site, sorted_labels, unknown_column
 from fedtailor.data.tables.summary import SiteSummary, summarize
 from fedtailor.data.tables.table_format import CATEGORY, Array, TableFormat
 from fedtailor.errors import ConfigError, DataError, unknown_name
@@ -110,7 +110,7 @@ def load_tables(
     agreed, conflicts = agree([summarize(site, settings, seed) for site in sites], settings)
     for conflict in conflicts:
         log.warning("%s.", conflict)
-    return _to_tensors(join_sites(sites, agreed)) | {"refit": TableRefit(sites, agreed, settings, seed)}
+    return _make_fields(sites, agreed, settings)
 
 
 def _use_schema(tables: Mapping[str, RawTable], settings: TableSettings, schema: Schema) -> dict[str, Any]:
@@ -119,14 +119,17 @@ def _use_schema(tables: Mapping[str, RawTable], settings: TableSettings, schema:
     for name, value in vars(replace(settings, **dict.fromkeys(own))).items():  # type: ignore[arg-type]
         if value != getattr(TableSettings(), name):
             raise ConfigError(f"The schema sets {name} for all sites; remove it, or agree on a new schema.")
-    sites = [open_site(name, raw, schema.site_settings(**own), schema.seed) for name, raw in tables.items()]
-    found = join_sites(sites, schema)
+    of_sites = schema.site_settings(**own)
+    sites = [open_site(name, raw, of_sites, schema.seed) for name, raw in tables.items()]
+    found = _make_fields(sites, schema, of_sites)
     for site in sites:
         _warn_of_unknown_categories(site.columns, found["table"], site.raw)
-    return _to_tensors(found) | {"refit": reject_resplit}
+    return found
 
 
-def _to_tensors(found: dict[str, Any]) -> dict[str, Any]:
+def _make_fields(sites: Sequence[Site], schema: Schema, settings: SiteSettings) -> dict[str, Any]:
+    known = [with_known_classes(site, schema) for site in sites]
+    found = join_sites(known, schema) | {"refit": TableRefit(known, schema, settings)}
     samples = {name: torch.from_numpy(found[name]) for name in ("x", "y")}
     return found | samples | {name: tuple(map(torch.from_numpy, found[name])) for name in ("train", "test")}
 

@@ -34,6 +34,12 @@ class Site:
     train: Indices
     test: Indices
 
+    def take(self, rows: Indices) -> "Site":
+        """Return some of the rows, by their positions in increasing order; the split stays the same."""
+        columns, targets = ({n: c.take(rows) for n, c in part.items()} for part in (self.columns, self.targets))
+        train, test = (np.flatnonzero(np.isin(rows, part)) for part in (self.train, self.test))
+        return Site(self.name, self.raw.take(rows), columns, targets, train, test)
+
 
 def open_site(name: str, raw: RawTable, settings: SiteSettings, seed: int) -> Site:
     """Read the columns of a site's table and split its rows; warn of what looks wrong.
