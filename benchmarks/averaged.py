@@ -1,12 +1,12 @@
 """The results in docs/methods/averaged.md: methods with and without a running mean of their personal models.
 
-python benchmarks/averaged.py tune --workers 8     # learning rate and weight decay, judged on validation data
-python benchmarks/averaged.py test --workers 8     # the chosen settings with three seeds that did not choose them
-python benchmarks/averaged.py memory --workers 8   # the memory, judged on validation data
-python benchmarks/averaged.py all --workers 8      # all methods on one of the settings
-python benchmarks/averaged.py activity --workers 8 # activities of thirty people, one client each
-python benchmarks/averaged.py further --workers 8  # variants of the mean, judged on validation data
-python benchmarks/averaged.py show                 # print the tables
+python benchmarks/averaged.py tune --parallel 8     # learning rate and weight decay, judged on validation data
+python benchmarks/averaged.py test --parallel 8     # the chosen settings with three seeds that did not choose them
+python benchmarks/averaged.py memory --parallel 8   # the memory, judged on validation data
+python benchmarks/averaged.py all --parallel 8      # all methods on one of the settings
+python benchmarks/averaged.py activity --parallel 8 # activities of thirty people, one client each
+python benchmarks/averaged.py further --parallel 8  # variants of the mean, judged on validation data
+python benchmarks/averaged.py show                  # print the tables
 
 A run evaluates each client's model as it last trained it and the mean of its models: the mean changes nothing in
 training, so both have the numbers of separate runs. Every run is one line of benchmarks/results/averaged.jsonl. Runs
@@ -19,9 +19,10 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
 from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ import fedtailor as ft
 from averaged_variants import VARIANTS, LayerMemory, Variant
 from fedtailor.methods import METHODS
 from fedtailor.papers import jobs
+from fedtailor.progress import OnRoundEnd
+from fedtailor.tasks.choice import choose_runner
 
 RESULTS = Path(__file__).parent / "results" / "averaged.jsonl"
 METHOD_NAMES = ("local", "fedavg", "fedrep", "fedbabu", "fedala", "fedapa", "fedlag", "fedpac", "ditto", "selffl")
@@ -132,6 +135,14 @@ def all_jobs() -> Iterator[Job]:
             yield Job("all", "cifar10", "dirichlet", 20, method, 0.05, 1e-3, seed)
 
 
+def reuse_tests(planned: list[Job], done: dict[Job, Any], path: Path) -> dict[Job, Any]:
+    """Store the results of the stage "test" that are also runs of the planned stage, and return them."""
+    found = {job: done.get(replace(job, stage="test")) for job in planned if job not in done}
+    reused = {job: result | {"stage": job.stage} for job, result in found.items() if result}
+    jobs.run_jobs(lambda result, _: result, list(reused.values()), path)
+    return reused
+
+
 def activity_jobs() -> Iterator[Job]:
     for seed in TEST_SEEDS:
         for method in METHOD_NAMES:
@@ -165,7 +176,12 @@ def load(data: str, partition: str, clients: int, seed: int) -> ft.Federation:
     return ft.load(data, clients=clients, partition=partition, alpha=0.1, classes_per_client=2, seed=seed)
 
 
-def run(job: Job) -> dict[str, Any]:
+def label(job: Job) -> tuple[str, int]:
+    """Return what the progress display shows, and the number of rounds."""
+    return f"{job.method} on {job.data}, lr {job.lr:g}, seed {job.seed}", job.rounds
+
+
+def run(job: Job, on_round_end: OnRoundEnd) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.cuda.empty_cache()  # other processes need it
     fed = load(*job.setting, job.seed)
@@ -175,6 +191,7 @@ def run(job: Job) -> dict[str, Any]:
         found = ft.simulate(
             job.make_method(), model, fed, rounds=job.rounds, participation=job.participation, seed=job.seed,
             validation=0.2 if job.stage in VALIDATION_STAGES else 0.0, evaluate_every=10, metrics=["accuracy"],
+            on_round_end=on_round_end,
         )  # fmt: skip
     except ft.FedTailorError as error:
         return asdict(job) | {"error": str(error)}
@@ -193,7 +210,7 @@ def read_results(path: Path) -> dict[Job, Any]:
     return {Job(**{f.name: one.get(f.name, f.default) for f in fields(Job)}): one for one in jobs.read_results(path)}
 
 
-Scores = dict[str, list[float]]  # last model ("plain") or mean ("mean") -> accuracies in %
+Scores = dict[str, dict[int, float]]  # last model ("plain") or mean ("mean") -> seed -> accuracy in %
 
 
 def show(done: dict[Job, Any]) -> None:
@@ -201,14 +218,18 @@ def show(done: dict[Job, Any]) -> None:
     chosen = choose(done)
     tables: dict[str, dict[str, dict[str, Scores]]] = defaultdict(lambda: defaultdict(dict))
     for job, result in done.items():
-        cell = tables[job.stage][title(job.method)].setdefault(column(job), defaultdict(list))
+        cell = tables[job.stage][title(job.method)].setdefault(column(job), defaultdict(dict))
         for kind in KINDS:
             rates = chosen.get((job.data, job.partition, job.method), {}).get(kind)
             if job.stage not in ("tune", "test") or rates == (job.lr, job.weight_decay):
-                cell[kind].append(last(result, score_name(job, kind)))
+                cell[kind][job.seed] = last(result, score_name(job, kind))
     for stage in [name for name in tables if name != "memory"]:
         rows, columns = tables[stage], sorted({column for row in tables[stage].values() for column in row})
-        cells = {method: [format_cell(row.get(column, {})) for column in columns] for method, row in rows.items()}
+        seeds = {column: common_seeds([row.get(column, {}) for row in rows.values()]) for column in columns}
+        cells = {
+            method: [format_cell(row[column], seeds[column]) if column in row else "–" for column in columns]
+            for method, row in rows.items()
+        }
         print_table(stage, columns, cells)
 
 
@@ -254,18 +275,27 @@ def show_gain_by_round(done: dict[Job, Any]) -> None:
         print(f"\ngain in {len(gains)} runs, every ten rounds: {' '.join(means)}")
 
 
-def format_cell(scores: Scores) -> str:
-    """Return both means over seeds, and the number of seeds if there are several."""
-    if not all(scores.get(kind) for kind in KINDS):
+def common_seeds(cells: list[Scores]) -> list[int]:
+    """Return the seeds that all cells of a column have, so that rows can be compared."""
+    return sorted(set.intersection(*({*cell[kind]} for cell in cells if cell for kind in KINDS)))
+
+
+def format_cell(scores: Scores, seeds: list[int]) -> str:
+    """Return both means over seeds, and for several seeds the standard deviation of the gain and their number."""
+    pairs = [(scores["plain"][seed], scores["mean"][seed]) for seed in seeds]
+    if not pairs:
         return "–"
-    text = " → ".join(f"{statistics.mean(scores[kind]):.1f}" for kind in KINDS)
-    return text + (f" ({len(scores['mean'])})" if len(scores["mean"]) > 1 else "")
+    if not all(isfinite(plain) for plain, _ in pairs):
+        return "diverged"
+    text = " → ".join(f"{statistics.mean(values):.1f}" for values in zip(*pairs, strict=True))
+    gains = [mean - plain for plain, mean in pairs]
+    return text + (f" (±{statistics.stdev(gains):.1f}; {len(seeds)})" if len(seeds) > 1 else "")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["tune", "test", "memory", "all", "activity", "further", "show"])
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--parallel", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no run after this time")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -283,9 +313,11 @@ def main() -> None:
         "further": further_jobs,
     }
     planned = list(test_jobs(done) if options.stage == "test" else stages[options.stage]())
+    done |= reuse_tests(planned, done, options.results)
     missing = [job for job in planned if job not in done]
     print(f"{len(planned) - len(missing)} of {len(planned)} runs are done")
-    count = jobs.run_jobs(run, missing, options.results, options.workers, options.seconds)
+    runner = choose_runner(options.parallel, cpus_per_run=1)
+    count = jobs.run_jobs(run, missing, options.results, runner, options.seconds, label)
     print(f"{count} runs were added")
 
 
