@@ -17,6 +17,8 @@ from fedtailor.analysis.run_summary import compare_runs
 from fedtailor.analysis.verdict import verdict_sentences
 from fedtailor.reporting.dashboard.client_view import client_details, client_list
 from fedtailor.reporting.dashboard.history import RunHistory, required_tables
+from fedtailor.reporting.dashboard.launcher import Launcher
+from fedtailor.reporting.dashboard.routes import POST_ROUTES, Context
 from fedtailor.reporting.dashboard.run_monitor import RunMonitor, is_locked
 from fedtailor.reporting.dashboard.run_view import RunView
 from fedtailor.reporting.dashboard.views import check_selection, comparison, run_details
@@ -24,7 +26,7 @@ from fedtailor.runs.files import folder_lock
 from fedtailor.runs.records import nan_to_none
 from fedtailor.runs.run import MOMENTS
 from fedtailor.runs.tail import RecordTail
-from support.dashboard_client import dashboard, make_run, read_runs, request, wait_for_row
+from support.dashboard_client import dashboard, kill_all, make_run, read_runs, request, wait_for_row
 
 
 @pytest.fixture
@@ -179,6 +181,18 @@ def test_named_pipe_instead_of_file_does_not_block(tmp_path: Path, place: str) -
     thread.join(30)
     assert not thread.is_alive() and found.keys() == {"run", "x"}
     assert found["run"].state == ("unreadable" if "rounds" in place else "stopped")
+
+
+def test_started_run_is_known_before_the_next_poll(tmp_path: Path) -> None:
+    launcher = Launcher(tmp_path)
+    context = Context(tmp_path, "", launcher, RunMonitor(tmp_path, launcher))  # without a thread that polls
+    values = {"data.clients": "2", "network": "logistic", "rounds": "1", "engine": "sequential"}
+    try:
+        name = POST_ROUTES["/api/start"](context, {"values": values})["run"]
+        details = run_details(context.monitor.get(name))
+        assert details["row"]["name"] == name and "ended" not in details["summary"]
+    finally:
+        kill_all(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from fedtailor.methods import METHODS
 from fedtailor.methods.catalog import catalog
 from fedtailor.networks import NETWORKS
 from fedtailor.training.channel.channel import Channel
-from fedtailor.training.engines import ENGINES
+from fedtailor.training.engines import ENGINES, RAY
 from fedtailor.training.participation import make_schedule
 from fedtailor.training.unreliable import Unreliable
 
@@ -31,7 +31,7 @@ _SECTIONS: dict[str, tuple[str, type[Any]]] = {  # tables of an experiment with 
 }
 _CHOICES = {  # string fields that accept only these values
     "partition": [*PARTITIONS, BY_OWNER, BY_INDICES],
-    "engine": ["auto", *ENGINES],
+    "engine": ["auto", *ENGINES, RAY],
 }
 _FAST_DATASETS = ("digits",)  # data sets that load immediately, so that an experiment can be checked on its data
 _MAX_FIELDS = 400  # of a submitted form

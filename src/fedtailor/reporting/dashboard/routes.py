@@ -77,7 +77,7 @@ def _check(context: Context, body: Body) -> dict[str, Any]:
 def _start(context: Context, body: Body) -> dict[str, Any]:
     settings, experiment = check_form(body.get("values", {}))
     name = context.launcher.start(experiment, settings)
-    context.monitor.wake()
+    context.monitor.refresh()
     return {"run": name}
 
 
@@ -85,7 +85,7 @@ def _act_on_run(action: str, context: Context, body: Body) -> dict[str, Any]:
     """Stop, resume, or remove a run."""
     name = context.monitor.get(str(body.get("run", ""))).name
     getattr(context.launcher, action)(name)
-    context.monitor.wake()
+    context.monitor.refresh()
     return {"run": name}
 
 

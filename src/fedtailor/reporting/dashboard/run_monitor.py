@@ -33,6 +33,7 @@ class RunMonitor:
         self._runs: dict[str, RunView] = {}
         self._removed: dict[str, int] = {}  # name -> version
         self._lock = threading.Lock()  # protects the list and the versions; a run's history is only appended to
+        self._list_lock = threading.Lock()  # one thread lists folders at a time, so that no older list replaces a newer
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._poll_forever, name="run-monitor", daemon=True)
@@ -48,8 +49,9 @@ class RunMonitor:
         self._wake.set()
         self._thread.join()
 
-    def wake(self) -> None:
-        """Poll now, because a run was started or stopped."""
+    def refresh(self) -> None:
+        """List the runs again and poll soon, because a run was started, stopped, or removed."""
+        self._update_list()
         self._wake.set()
 
     def get(self, name: str) -> RunView:
@@ -89,17 +91,19 @@ class RunMonitor:
 
     def _update_list(self) -> None:
         """Add new runs and remove deleted ones."""
-        found = {path.relative_to(self.root).as_posix(): path for path in _run_folders(self.root)}
-        found |= {name: self.root / name for name in self._launcher.names() if name not in found}
-        with self._lock:
-            for name in [name for name in self._runs if name not in found]:
-                del self._runs[name]
-                self.version += 1
-                self._removed[name] = self.version
-            for name in [name for name in found if name not in self._runs]:
-                self._removed.pop(name, None)
-                self._runs[name] = RunView(name, found[name])
-                self._mark_changed(self._runs[name])
+        with self._list_lock:
+            launched = self._launcher.names()  # first: a run that ends after this line has a folder by then
+            found = {path.relative_to(self.root).as_posix(): path for path in _run_folders(self.root)}
+            found |= {name: self.root / name for name in launched if name not in found}
+            with self._lock:
+                for name in [name for name in self._runs if name not in found]:
+                    del self._runs[name]
+                    self.version += 1
+                    self._removed[name] = self.version
+                for name in [name for name in found if name not in self._runs]:
+                    self._removed.pop(name, None)
+                    self._runs[name] = RunView(name, found[name])
+                    self._mark_changed(self._runs[name])
 
     def _mark_changed(self, run: RunView) -> None:
         self.version += 1
