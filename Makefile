@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-slow bench pictures clean
+.PHONY: run test test-slow bench pictures papers clean
 
 RUNS := runs/make-run
 
@@ -34,6 +34,7 @@ test-slow: $(VENV)/installed-all
 
 bench: $(VENV)/installed-all
 	$(BIN)/python benchmarks/engines.py
+	$(BIN)/python benchmarks/user_time.py
 	$(BIN)/python benchmarks/population.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/server.py
@@ -43,6 +44,10 @@ pictures: $(VENV)/installed-all
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/screens.py
 	$(BIN)/python -m fedtailor.methods.catalog > docs/methods/index.md
+
+# the verdicts, tables, and pictures of docs/papers, from results/papers
+papers: $(VENV)/installed-all
+	$(BIN)/python docs/paper_pages.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

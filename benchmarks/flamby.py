@@ -40,18 +40,18 @@ Scores = dict[str, Any]  # metric -> values of the clients
 Job = TypeVar("Job")
 
 
-def run_all(jobs: Sequence[Job], workers: int) -> dict[Job, Scores]:
+def run_all(jobs: Sequence[Job], parallel: int) -> dict[Job, Scores]:
     """Call the method `run` of all jobs in worker processes."""
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(parallel, get_context("spawn")) as pool:
         return dict(zip(jobs, pool.map(methodcaller("run"), jobs, chunksize=4), strict=True))
 
 
 def personalize(
-    make_job: Callable[[str, str, int, float], Any], methods: Sequence[str], test_seeds: Sequence[int], workers: int
+    make_job: Callable[[str, str, int, float], Any], methods: Sequence[str], test_seeds: Sequence[int], parallel: int
 ) -> dict[str, Any]:
     """Return the results of methods on test data, with the learning rate that is best on validation data of other
     splits. A job has a stage, "tune" or "test", a method, a seed, and a learning rate."""
-    tuned = run_all([make_job("tune", *one) for one in product(methods, TUNING_SEEDS, RATES)], workers)
+    tuned = run_all([make_job("tune", *one) for one in product(methods, TUNING_SEEDS, RATES)], parallel)
     validation = {
         method: {
             lr: fmean(tuned[make_job("tune", method, seed, lr)]["validation"] for seed in TUNING_SEEDS) for lr in RATES
@@ -60,7 +60,7 @@ def personalize(
     }
     chosen = {method: max(rates, key=lambda lr: rates[lr]) for method, rates in validation.items()}
     found = run_all(
-        [make_job("test", method, seed, chosen[method]) for method in methods for seed in test_seeds], workers
+        [make_job("test", method, seed, chosen[method]) for method in methods for seed in test_seeds], parallel
     )
     runs = {m: [found[make_job("test", m, seed, chosen[m])] for seed in test_seeds] for m in methods}
     return {"validation": validation, "lr": chosen, "runs": runs}

@@ -129,9 +129,9 @@ def run_tuned(job: Job) -> Scores:
     )
 
 
-def reproduce(workers: int) -> dict[str, Any]:
+def reproduce(parallel: int) -> dict[str, Any]:
     jobs = [Job("flamby", method, seed) for method in flamby_methods() for seed in FLAMBY_SEEDS]
-    found = run_all(jobs, workers)
+    found = run_all(jobs, parallel)
     return {method: [found[Job("flamby", method, seed)] for seed in FLAMBY_SEEDS] for method in flamby_methods()}
 
 
@@ -208,7 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["data", "flamby", "personal", "show"])
     parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--parallel", type=int, default=2)
     options = parser.parse_args()
     if options.stage == "data":
         made = make_csv(options.folder)
@@ -217,7 +217,7 @@ def main() -> None:
         return
     if options.stage != "show":
         is_personal = options.stage == "personal"
-        found = personalize(Job, PERSONAL, TEST_SEEDS, options.workers) if is_personal else reproduce(options.workers)
+        found = personalize(Job, PERSONAL, TEST_SEEDS, options.parallel) if is_personal else reproduce(options.parallel)
         write_results(RESULTS, options.stage, found)
     show(json.loads(RESULTS.read_text()))
 

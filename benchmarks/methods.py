@@ -1,7 +1,7 @@
 """The results in docs/methods: methods, their options, and their baselines on one data set.
 
 python benchmarks/methods.py digits                                   # a few minutes on two cores
-python benchmarks/methods.py fashion-mnist --workers 16 --seeds 0     # for a larger machine
+python benchmarks/methods.py fashion-mnist --parallel 16 --seeds 0     # for a larger machine
 
 Each run has its own process with one torch thread, so that results do not depend on the number of parallel runs. They
 are saved in benchmarks/results/methods-DATA.json, which keeps the groups that are not run again. `--show` prints the
@@ -130,10 +130,10 @@ def measure(data: str, case: Case, settings: Mapping[str, Any]) -> dict[str, Any
     return {name: value for name, value in found.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
-def run_all(data: str, cases: list[Case], workers: int, settings: Mapping[str, Any]) -> Iterator[tuple[Case, Any]]:
+def run_all(data: str, cases: list[Case], parallel: int, settings: Mapping[str, Any]) -> Iterator[tuple[Case, Any]]:
     """Yield every case with its results as it completes; the slowest methods start first."""
     cases = sorted(cases, key=lambda case: not isinstance(GROUPS[case[0]][case[1]], SLOW))
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(parallel, get_context("spawn")) as pool:
         futures = {pool.submit(measure, data, case, settings): case for case in cases}
         for done in as_completed(futures):
             yield futures[done], done.result()
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--groups", default=",".join(GROUPS))
     parser.add_argument("--names", default="", help="names of runs within the groups, separated by ;")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--parallel", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=SETTINGS["rounds"])
     parser.add_argument("--batch-size", type=int, default=SETTINGS["batch_size"])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -203,7 +203,7 @@ def main() -> None:
         for group, name in chosen:
             results.setdefault(group, {})[name] = {}
         cases = [(group, name, seed) for group, name in chosen for seed in seeds]
-        for (group, name, seed), found in run_all(options.data, cases, options.workers, settings):
+        for (group, name, seed), found in run_all(options.data, cases, options.parallel, settings):
             print(f"{group}: {name}, seed {seed}: {found['trained']:.3f} in {found['seconds']:.0f} s", flush=True)
             results[group][name][str(seed)] = found
             path.write_text(json.dumps(about | {"results": results}, indent=1, ensure_ascii=False) + "\n")

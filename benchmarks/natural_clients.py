@@ -162,10 +162,10 @@ def test_jobs(names: Iterable[str], found: dict[str, Any]) -> list[Job]:
     ]
 
 
-def run_all(jobs: list[Job], results: dict[str, Any], workers: int) -> None:
+def run_all(jobs: list[Job], results: dict[str, Any], parallel: int) -> None:
     """Run the jobs that are not in the results, and write each result at once."""
     missing = [job for job in jobs if job.key not in results["runs"]]
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(parallel, get_context("spawn")) as pool:
         futures = {pool.submit(job.run): job for job in missing}
         try:
             for number, future in enumerate(as_completed(futures), 1):
@@ -221,21 +221,21 @@ def row(method: str, seeds: list[list[float]], local_seeds: list[list[float]], l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--parallel", type=int, default=2)
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--show", action="store_true")
     options = parser.parse_args()
     is_resumed = RESULTS.is_file() and not options.fresh
     results = json.loads(RESULTS.read_text()) if is_resumed else {"runs": {}}
     if not options.show:
-        machine = f"{platform.machine()}, {os.cpu_count()} cores, {options.workers} workers"
+        machine = f"{platform.machine()}, {os.cpu_count()} cores, {options.parallel} processes"
         results |= {"date": str(date.today()), "torch": str(torch.__version__), "machine": machine}
         results["cases"] = {name: asdict(case) for name, case in CASES.items()}
-        for name, case in CASES.items():  # also downloads the data before the workers start
+        for name, case in CASES.items():  # also downloads the data before the processes start
             for seed in SEEDS:
                 results["runs"].setdefault(f"{MAJORITY} | {name} | seed {seed}", majority(case, seed))
-        run_all(tuning_jobs(CASES), results, options.workers)
-        run_all(test_jobs(CASES, results["runs"]), results, options.workers)
+        run_all(tuning_jobs(CASES), results, options.parallel)
+        run_all(test_jobs(CASES, results["runs"]), results, options.parallel)
         write(results)
     show(results)
 

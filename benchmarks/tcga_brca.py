@@ -159,23 +159,23 @@ def run_tuned(job: Job) -> Scores:
     return run_personal(job.method, job.lr, model, fed, ["c_index"], is_tuning, batch_size=32, seed=job.seed)
 
 
-def personal(folder: str, workers: int) -> dict[str, Any]:
-    return personalize(partial(Job, folder), PERSONAL, TEST_SEEDS, workers)
+def personal(folder: str, parallel: int) -> dict[str, Any]:
+    return personalize(partial(Job, folder), PERSONAL, TEST_SEEDS, parallel)
 
 
-def reproduce(folder: str, workers: int) -> dict[str, Any]:
+def reproduce(folder: str, parallel: int) -> dict[str, Any]:
     rows = [*flamby_methods(), f"local{EXPRESSION}"]
-    found = run_all([Job(folder, "flamby", row, seed) for row in rows for seed in FLAMBY_SEEDS], workers)
+    found = run_all([Job(folder, "flamby", row, seed) for row in rows for seed in FLAMBY_SEEDS], parallel)
     return {row: [found[Job(folder, "flamby", row, seed)] for seed in FLAMBY_SEEDS] for row in rows}
 
 
-def vary_order(folder: str, workers: int) -> dict[str, Any]:
+def vary_order(folder: str, parallel: int) -> dict[str, Any]:
     """Return method -> cell (the pooled test set, then the regions) -> the mean of the five seeds, for each order."""
     jobs = [
         Job(folder, "flamby", method, seed, order=order)
         for method, seed, order in product(flamby_methods(), FLAMBY_SEEDS, ORDERS)
     ]
-    found = run_all(jobs, workers)
+    found = run_all(jobs, parallel)
 
     def mean(method: str, order: int, cell: int) -> float | None:
         runs = [found[Job(folder, "flamby", method, seed, order=order)] for seed in FLAMBY_SEEDS]
@@ -271,11 +271,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["flamby", "order", "personal", "show"])
     parser.add_argument("folder", nargs="?")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--parallel", type=int, default=2)
     options = parser.parse_args()
     if options.stage != "show":
         stages = {"flamby": reproduce, "order": vary_order, "personal": personal}
-        write_results(RESULTS, options.stage, stages[options.stage](options.folder, options.workers))
+        write_results(RESULTS, options.stage, stages[options.stage](options.folder, options.parallel))
     show(json.loads(RESULTS.read_text()))
 
 

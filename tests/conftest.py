@@ -4,6 +4,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,6 +38,16 @@ METHOD_PARAMS = [
     name if name in REPRESENTATIVE_METHODS else pytest.param(name, marks=pytest.mark.slow) for name in FEDERATED
 ]  # the other methods are marked slow
 SIZES = (9, 4, 7, 1)  # training samples per client: uneven, and one client has a single sample
+
+
+@pytest.fixture(autouse=True)
+def no_learned_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `auto` neither read nor write what it learned in the user's cache folder."""
+
+    def fail() -> Path:
+        raise OSError("no cache in tests")
+
+    monkeypatch.setattr("fedtailor.training.engines.learned_choices.cache_folder", fail)
 
 
 def tiny_federation(sizes: Sequence[int] = SIZES, seed: int = 0) -> ft.Federation:

@@ -11,6 +11,7 @@ from textwrap import dedent
 import pytest
 
 import fedtailor as ft
+from fedtailor.papers.definition import PAPERS, load_paper
 
 ROOT = Path(__file__).parent.parent
 
@@ -67,10 +68,21 @@ def test_method_page_lists_exactly_the_fields_of_the_method(page: str, methods: 
         assert (ROOT / "docs" / "methods" / target).is_file(), target
 
 
+@pytest.mark.parametrize("name", PAPERS)
+def test_page_of_a_paper_has_its_claims_and_tables(name: str) -> None:
+    """`make papers` was run after the definition was changed."""
+    text, paper = (ROOT / "docs" / "papers" / f"{name}.md").read_text(), load_paper(name)
+    assert all(claim.text in text for claim in paper.claims)
+    assert all(f"\n### {table.id}: {table.title}\n" in text for table in paper.tables)
+    assert all(f"- {choice.what}: " in text for choice in paper.choices)
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        assert (ROOT / "docs" / "papers" / target).is_file(), target
+
+
 GUIDES = (
     "compare", "data", "engines", "methods/averaged", "methods/selffl", "runs", "channel", "deploy", "models", "report",
     "trackers", "notebooks", "numbers", "networks", "training", "losses", "splits", "heart", "papers", "tables",
-    "hospitals",
+    "hospitals", "cluster", "papers/fedapa", "papers/fedapm", "papers/fedlag",
 )  # fmt: skip
 PAGES = ["README", "CONTRIBUTING", *(f"docs/{page}" for page in GUIDES)]
 

@@ -75,6 +75,24 @@ def test_stopped_run_ends_with_its_last_round_and_finished_run_prints_nothing(
     assert capsys.readouterr().err.splitlines() == ["stopped: round 1 of 9", "stopped: round 2 of 9"]
 
 
+def test_lines_of_runs_at_the_same_time_take_turns(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs print a line each every ten seconds, with the number of finished runs."""
+    with ProgressDisplay(runs=3, output=Lines(clock), clock=clock) as display:
+        bars = [display.start(name, rounds=9) for name in ("a", "b")]
+        for number in range(1, 9):
+            for bar in bars:
+                clock.now += 1
+                display.add_round(bar, record(number))
+        display.end(bars[0])
+    shown = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
+    assert shown == [
+        "[0/3 finished] a: round 1 of 9",
+        "[0/3 finished] a: round 6 of 9",
+        "[0/3 finished] b: round 6 of 9",
+        "[0/3 finished] a: round 8 of 9",
+    ]
+
+
 def test_total_counts_finished_failed_and_skipped_runs(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressDisplay(runs=4, output=Lines(clock), clock=clock) as display:
         with pytest.raises(ZeroDivisionError), display.run("a", rounds=1):

@@ -82,7 +82,8 @@ class Output(Protocol):
 
 
 class ProgressDisplay:
-    """Shows the progress of one run, or of several runs one after another; `runs` adds a bar for their number."""
+    """Shows the progress of one run, or of several runs one after another or at once; `runs` adds a bar for their
+    number."""
 
     def __init__(self, runs: int | None = None, output: Output | None = None, clock: Clock = time.monotonic) -> None:
         self._total = None if runs is None else Bar("all runs", runs, is_total=True)
@@ -100,21 +101,32 @@ class ProgressDisplay:
     @contextmanager
     def run(self, label: str, rounds: int | None = None) -> Iterator[OnRoundEnd]:
         """Show a bar during a run; call the function that the `with` statement returns with every round's record."""
-        bar = Bar(label, rounds)
-
-        def on_round_end(record: Record) -> None:
-            bar.add_round(record, self._clock())
-            self._update(bar)
-
-        self._update(bar)
+        bar = self.start(label, rounds)
+        succeeded = False
         try:
-            yield on_round_end
-            if not bar.has_rounds:  # the run was finished before
-                bar.done = rounds or 0
+            yield lambda record: self.add_round(bar, record)
+            succeeded = True
         finally:
-            bar.ended = True
-            self._update(bar)
-            self.advance()
+            self.end(bar, succeeded)
+
+    def start(self, label: str, rounds: int | None = None) -> Bar:
+        """Show a new bar for a run."""
+        bar = Bar(label, rounds)
+        self._update(bar)
+        return bar
+
+    def add_round(self, bar: Bar, record: Record) -> None:
+        """Show a round of a run."""
+        bar.add_round(record, self._clock())
+        self._update(bar)
+
+    def end(self, bar: Bar, succeeded: bool = True) -> None:
+        """Show that a run has ended, and count it."""
+        if succeeded and not bar.has_rounds:  # the run was finished before
+            bar.done = bar.size or 0
+        bar.ended = True
+        self._update(bar)
+        self.advance()
 
     def advance(self) -> None:
         """Count one more run as done, such as a run that is skipped."""
@@ -211,31 +223,53 @@ class _Bars:
 
 
 class Lines:
-    """Lines on stderr: the first round, then one line every few seconds, and the last round of every run."""
+    """Lines on stderr: the first round, then one line every few seconds, and the last round of every run.
+
+    While several runs are in progress, their lines take turns, and each line starts with the number of finished runs.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._total: Bar | None = None
-        self._printed: tuple[Bar, int, float] | None = None  # run, round, and time of the last line
+        self._active = set[Bar]()
+        self._printed = dict[Bar, tuple[int, float]]()  # run -> round and time of its last line
 
     def update(self, bar: Bar) -> None:
         if bar.is_total:
             self._total = bar
             return
-        if not bar.has_rounds or (self._printed is not None and self._printed[:2] == (bar, bar.done)):
-            return
-        is_last = bar.ended or bar.done == bar.size
-        if is_last or self._printed is None or self._clock() - self._printed[2] >= _LINE_INTERVAL:
-            self._print(bar)
+        if not bar.ended:
+            self._active.add(bar)
+        if bar.has_rounds:
+            is_first, now = not self._printed, self._clock()
+            number, printed = self._printed.setdefault(bar, (0, now))
+            is_due = bar.ended or bar.done == bar.size or now - printed >= _LINE_INTERVAL * len(self._active)
+            if number != bar.done and (is_first or is_due):
+                self._print(bar)
+                self._printed[bar] = bar.done, now
+        if bar.ended:
+            self._active.discard(bar)
 
     def close(self) -> None:
         pass
 
     def _print(self, bar: Bar) -> None:
-        self._printed = bar, bar.done, self._clock()
-        position = "" if self._total is None else f"[{self._total.done + 1}/{self._total.size}] "
+        position = ""
+        if self._total is not None:
+            done, size = self._total.done, self._total.size
+            position = f"[{done}/{size} finished] " if len(self._active) > 1 else f"[{done + 1}/{size}] "
         with suppress(OSError, ValueError):  # nobody reads stderr, or it is closed
             print(f"{position}{bar.text}", file=sys.stderr, flush=True)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def update(self, bar: Bar) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def choose_output(clock: Clock = time.monotonic) -> Output:

@@ -1,5 +1,6 @@
 """The command `fedtailor paper` on a tiny grid."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedtailor.cli.main import app
+from fedtailor.papers.running import select_cells
+from support.paper_results import write_results
 
 TINY = ["rounds=1", "data.name=digits", "data.clients=4", "data.min_size=2", "data.test=0.25", "network.name=mlp"]
 
@@ -26,7 +29,30 @@ def test_list_run_and_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "0 runs were added" in paper("run", *words, "--seeds", "0")
     assert (tmp_path / "results/papers/fedapa.jsonl").is_file()
     shown = paper("show", *words)
-    assert "83.27" in shown and "Our choice: best round" in shown
-    assert "| w/o Clipping | accuracy | 83.27 |" in paper("show", *words, "--format", "markdown")
-    (cell, *_) = json.loads(paper("show", *words, "--format", "json"))
+    assert "83.27" in shown and "Our choice: best round" in shown and "Local training †" in shown
+    assert "Claim: Each of the three steps" in shown
+    assert "| w/o Clipping | 83.27 / " in paper("show", *words, "--format", "markdown")
+    assert r"w/o Clipping & 83.27 / " in paper("show", *words, "--format", "latex")
+    (cell, *_) = json.loads(paper("show", *words, "--format", "json"))["rows"]
     assert cell["printed"] == 83.27 and cell["difference"] == pytest.approx(cell["mean"] - 83.27)
+    (row, *_) = csv.DictReader(paper("show", *words, "--format", "csv").splitlines())
+    assert (row["row"], row["paper"], row["seeds"]) == ("w/o Clipping", "83.27", "1")
+    assert float(row["ours"]) == cell["mean"]
+
+
+def test_show_of_a_whole_paper_without_results_prints_all_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = paper("show", "selffl", "--format", "markdown")
+    assert "| Self-FL | 76.24 ± 0.07 / – |" in shown and shown.count("|---|") >= 10
+    assert "fewest false accepts on all device types (Section 4.3) | does not hold: 4 of 5" in shown
+
+
+def test_report_on_results_of_a_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_results(tmp_path / "fedapa.jsonl", select_cells("fedapa", "table-4", ["mu=0.5"]), lambda cell, seed: 80.0)
+    done = CliRunner().invoke(app, ["report", "fedapa.jsonl", "-o", "fedapa.html"])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("Of 8 claims, our runs confirm 0 and contradict 0;")
+    assert "A self-weight of 0.5 is best" in (tmp_path / "fedapa.html").read_text(encoding="utf-8")

@@ -44,6 +44,15 @@ def test_gaussian_test_error_is_error_of_parameter() -> None:
     assert run.records[-1]["mae_trained_mean"] == pytest.approx(np.mean(errors), rel=1e-4)
 
 
+def test_gaussian_common_target_is_the_common_parameter() -> None:
+    fed = ft.load("gaussian", clients=3, between=1.0, target="common")
+    method = ft.methods.Ditto(lr=1e-4, steps=5)
+    model = ft.network("logistic", fed, bias=False)
+    run = ft.simulate(method, model, fed, rounds=2, batch_size=20, metrics=["mae"], evaluate_global=True)
+    error = abs(float(run.server["params"]["head.weight"]) - 1.6)
+    assert run.records[-1]["global_mae_received"] == pytest.approx(error, rel=1e-5)
+
+
 def test_rectangles_have_common_and_own_boundaries() -> None:
     table = Rectangles(points=1000).read()
     assert isinstance(table.x, np.ndarray) and table.owner is not None

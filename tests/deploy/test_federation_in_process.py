@@ -47,7 +47,8 @@ def simulated(
     rounds = None if schedule else deployment.rounds
     return ft.simulate(
         deployment.method, model or deployment.model(), fed, rounds=rounds, batch_size=deployment.batch_size,
-        dtype=torch.float64, engine="sequential", seed=deployment.seed, schedule=schedule,
+        dtype=deployment.dtype, precision=deployment.precision, engine="sequential", seed=deployment.seed,
+        schedule=schedule,
         validation=deployment.validation, channel=deployment.channel, evaluate_every=deployment.evaluate_every,
         augmentation=deployment.augmentation, metrics=deployment.metrics, evaluate_train=deployment.evaluate_train,
         evaluate_global=deployment.evaluate_global,
@@ -136,6 +137,7 @@ def test_balanced_class_weights_are_rejected_because_the_server_sees_no_labels()
         {"method": {"name": "apple", "limit": 1}},  # the state of a client has a row per client
         {"method": "ditto", "metrics": ["weighted_f1", "auc"], "evaluate_train": True, "evaluate_global": True},
         {"method": "fedavg", "class_weights": [1.0, 5.0, 0.5], "metrics": ["balanced_accuracy", "average_precision"]},
+        {"method": "ditto", "dtype": "float32", "precision": "bf16"},
     ],
     ids=[
         "one by one",
@@ -148,6 +150,7 @@ def test_balanced_class_weights_are_rejected_because_the_server_sees_no_labels()
         "rows",
         "extra evaluation",
         "class weights",
+        "bfloat16",
     ],
 )
 def test_run_with_other_settings_gives_same_models_as_simulation(

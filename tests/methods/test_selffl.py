@@ -47,6 +47,9 @@ CASES: dict[str, dict[str, Any]] = {
     "no_smoothing": {"smoothing": False},
     "few_steps": {"max_steps": 3},  # less than default_steps, which ℓ_max does not limit
     "augmented": {"augmented": True, "minimum_steps": 7},
+    "known": {"known_between": 0.3, "known_within": 2.0},
+    "known_within": {"known_within": 2.0, "warmup": 0},
+    "known_augmented": {"known_between": 0.3, "known_within": 2.0, "augmented": True, "minimum_steps": 7},
     "clusters": {"clusters": CLUSTERS},
     "clusters_no_warmup": {"clusters": CLUSTERS, "warmup": 0},
     "clusters_no_weights": {"clusters": CLUSTERS, "adjust_weights": False},

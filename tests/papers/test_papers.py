@@ -17,7 +17,11 @@ from fedtailor.papers.__main__ import main
 from fedtailor.papers.cells import Cell, make_cells
 from fedtailor.papers.definition import PAPERS, load_paper, parse_paper
 from fedtailor.papers.overview import failure_lines, note_lines, show_rows, summarize
-from fedtailor.papers.running import CellResult, compare, make_jobs, read_done, run, select_cells
+from fedtailor.papers.running import CellResult, compare, make_jobs, read_done, run, run_job, select_cells
+from fedtailor.progress import OnRoundEnd
+from fedtailor.tasks.choice import choose_runner
+
+ROOT = Path(__file__).parents[2]
 
 TINY = ["rounds=2", "data.name=digits", "data.clients=4", "data.min_size=2", "data.test=0.25", "network.name=mlp"]
 WITHOUT_LIBRARIES = """
@@ -55,8 +59,11 @@ def test_every_definition_fits_the_registries(name: str) -> None:
             assert cell.row.method in METHODS
             assert cell.printed is not None or cell.row.ours or not cell.row.values or cell.missing
             if not cell.missing:
-                assert cell.column.metric in (cell.setup.config.metrics or [])
+                config = cell.setup.config
+                assert cell.column.metric in [*(config.metrics or []), *["train_loss"] * config.evaluate_train]
                 assert cell.setup.config.rounds
+        added = [row.method for row in table.all_rows if row.ours]
+        assert table.missing or not table.baselines or added[-4:] == ["local", "local", "fedavgft", "averaged"]
         common = {field for part in (paper, table, *table.columns, *table.rows) for field in training_fields(part)}
         known = {field.name for method in METHODS.values() for field in fields(method)}
         assert common <= known
@@ -69,7 +76,8 @@ def training_fields(part: Any) -> set[str]:
 def test_all_27_tables_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     main(["list"])
     found = re.findall(r"^  (\S+): \d+ of \d+ cells", capsys.readouterr().out, re.MULTILINE)
-    assert len([one for one in found if one.startswith(("table", "text")) or one == "figure-4"]) == 27
+    tables = [one for one in found if not one.endswith("-small")]  # not a variant
+    assert len([one for one in tables if one.startswith(("table", "text")) or one == "figure-4"]) == 27
 
 
 def test_settings_of_a_row_by_hand() -> None:
@@ -95,11 +103,25 @@ def test_settings_of_a_row_by_hand() -> None:
     assert cell.score == ("accuracy_trained/weighted", "best")
 
 
+def test_the_common_learning_rate_is_not_that_of_synthetic_samples() -> None:
+    (cell,) = [one for one in cells_of("fedlag", "table-1", ("mnist-0.1",)) if one.row.method == "fedaf"]
+    assert vars(cell.setup.method)["lr"] == 1.0
+
+
+def test_a_figure_has_panels() -> None:
+    assert [one.id for one in load_paper("selffl").select("figure-4")] == ["figure-4a", "figure-4b"]
+    assert [one.id for one in load_paper("fedlag").select("table-1")] == ["table-1"]  # without its variant
+    with pytest.raises(ConfigError, match="figure-1"):
+        load_paper("fedlag").select("figure-1")
+
+
 def test_only_takes_whole_words() -> None:
     columns = {cell.column.key for cell in cells_of("fedapa", "table-1", ("cifar10",))}
     assert columns == {"cifar10-pathological", "cifar10-practical"}
     assert {cell.column.key for cell in cells_of("fedapa", "table-4", ("mu=0",))} == {"mu=0"}
     assert {cell.row.label for cell in cells_of("fedapa", "table-1", ("fedavg",))} == {"FedAvg"}
+    with pytest.raises(ConfigError, match="No cell of fedapa table-1 matches 'cifar'"):
+        select_cells("fedapa", "table-1", ["cifar"])
 
 
 def test_fields_of_a_column_apply_to_the_papers_rows_only() -> None:
@@ -130,6 +152,34 @@ def test_seed_device_and_folder_are_not_in_the_fingerprint() -> None:
     data, config = replace(setup.data, seed=3), replace(setup.config, device="cpu", engine="sequential", seed=3)
     assert replace(setup, data=data, config=config).fingerprint == setup.fingerprint
     assert replace(setup, config=replace(setup.config, rounds=51)).fingerprint != setup.fingerprint
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("results/papers/*.jsonl")), ids=lambda path: path.stem)
+def test_results_belong_to_cells(path: Path) -> None:
+    """A new setting must not make results unfindable; results of settings that changed are deleted."""
+    known = {cell.setup.fingerprint for cell in select_cells(path.stem) if not cell.missing}
+    assert {fingerprint for fingerprint, _ in read_done(path)} <= known
+
+
+def test_variants_are_tables_of_their_own() -> None:
+    """The table of a variant has its own results, and its name says that its settings are not the paper's."""
+    paper, small = cells_of("fedlag", "table-2"), cells_of("fedlag", "table-2-small")
+    assert [one.printed for one in paper] == [one.printed for one in small]
+    assert {vars(one.setup.data)["clients"] for one in paper} == {100}
+    assert {vars(one.setup.data)["clients"] for one in small} == {20}
+    assert not {one.setup.fingerprint for one in paper} & {one.setup.fingerprint for one in small}
+    assert small[0].table.variant and small[0].table.variant in small[0].table.title
+    assert not paper[0].table.variant
+
+
+def test_values_at_a_round_and_lowest_training_loss(tmp_path: Path) -> None:
+    override = [*TINY[1:], "rounds=12", "evaluate_every=5"]
+    run("fedapm", "figure-7", only=["C=0.5"], seeds=[0], results=tmp_path / "r.jsonl", override=override)
+    (result,) = read_done(tmp_path / "r.jsonl").values()
+    loss = result["scores"]["train_loss_trained/weighted"]
+    assert loss["best"] == min(loss["last"], loss["best"], loss["round_10"])
+    shown = compare(select_cells("fedapm", "figure-7", ["C=0.5"], override), read_done(tmp_path / "r.jsonl"))
+    assert [one.scores for one in shown] == [(pytest.approx(48.4 * loss["round_10"]),), (), (), (), ()]
 
 
 def test_unknown_key_in_a_definition() -> None:
@@ -199,21 +249,55 @@ def test_notes_name_the_suspects_of_a_table() -> None:
     assert "Suspect: table-1: pfedla" in notes and "97.83" in notes and "table-4" not in notes
 
 
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_suspect_has_an_answer(name: str) -> None:
+    """Commands in answers and claims name tables that exist."""
+    paper = load_paper(name)
+    assert all(one.answer for one in paper.suspects)
+    found = [claim.found for claim in paper.claims]
+    for text in [*(one.answer for one in paper.suspects), *found]:
+        for other, table in re.findall(r"fedtailor paper (?:run|show) (\w+) ([\w-]+)", text):
+            assert load_paper(other).select(table)
+
+
 def test_missing_cells_are_not_run() -> None:
     cells = cells_of("selffl", "table-2a")
     assert not make_jobs(cells)
     assert next(row[2:4] for row in show_rows(compare(cells, {}))) == ("0.92", "–")
 
 
-@pytest.mark.slow
 def test_several_processes(tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
-    assert jobs.run_jobs(describe, [1, 2, 3], file, workers=2) == 3
+    assert jobs.run_jobs(describe, [1, 2, 3], file, choose_runner(parallel=2)) == 3
     assert sorted(one["job"] for one in jobs.read_results(file)) == [1, 2, 3]
     assert jobs.run_jobs(describe, [4], file, seconds=0) == 0
 
 
-def describe(job: int) -> dict[str, Any]:
+def test_parallel_runs_of_a_table_equal_sequential_ones(tmp_path: Path) -> None:
+    def scores(name: str, **runner: Any) -> dict[Any, Any]:
+        found = run("fedapa", "table-4", only=["mu=0.5"], seeds=[0], results=tmp_path / name, override=TINY, **runner)
+        assert found == 5 and [path.name for path in tmp_path.glob(".*")] == []  # no checkpoints are left
+        return {key: (one["settings"], one["scores"]) for key, one in read_done(tmp_path / name).items()}
+
+    assert scores("parallel", runner=choose_runner(parallel=2)) == scores("sequential")
+
+
+def test_run_whose_process_died_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    job = make_jobs(select_cells("fedapa", "table-4", ["mu=0.5"], TINY), [0])[0]
+    rounds: list[int] = []
+
+    def die(record: dict[str, Any]) -> None:
+        raise OSError("lost")
+
+    def undisturbed(record: dict[str, Any]) -> None:
+        rounds.append(record["round"])
+
+    assert run_job(job, die, tmp_path / "run")["error"] == "lost"
+    again = run_job(job, undisturbed, tmp_path / "run")
+    assert rounds == [2] and again["scores"] == run_job(job)["scores"]
+
+
+def describe(job: int, on_round_end: OnRoundEnd) -> dict[str, Any]:
     return {"job": job}
 
 

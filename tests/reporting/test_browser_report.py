@@ -10,7 +10,10 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 import fedtailor as ft
+from fedtailor.papers.running import select_cells
+from fedtailor.reporting.paper_report import build_paper_page
 from fedtailor.reporting.plotting import THEME
+from fedtailor.reporting.report import save_report
 from support.browser import (
     CLIENTS,
     FOCUSABLE,
@@ -26,6 +29,7 @@ from support.browser import (
     tab_order,
     weighted_score,
 )
+from support.paper_results import write_results
 
 MISSING = missing_programs()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
@@ -236,3 +240,22 @@ def test_report_is_usable_by_keyboard(report: Browser) -> None:
         report.press(key)
         assert report.script("return document.documentElement.dataset.theme") != theme
     report.script("localStorage.clear()")
+
+
+@pytest.mark.parametrize(("size", "theme"), [(WIDE, "light"), (PHONE, "dark")], ids=["wide", "phone"])
+def test_report_on_a_paper_draws_all_tables_and_stacks_panels_on_a_phone(
+    browser: Browser, tmp_path: Path, size: tuple[int, int], theme: str
+) -> None:
+    cells = select_cells("fedapa", "table-1-20-clients", ["cifar10"])
+    results = write_results(tmp_path / "fedapa.jsonl", cells, lambda cell, seed: 80.0 + seed)
+    save_report(build_paper_page([results]), tmp_path / "fedapa.html")
+    browser.resize(size)
+    browser.set_color_scheme(theme)
+    browser.open((tmp_path / "fedapa.html").as_uri(), network=False)
+    browser.script("localStorage.clear()")
+    assert browser.figures() == ["table-1-20-clients", "table-1-50-clients", "table-3", "table-4"]
+    assert browser.console_errors() == [] and browser.overflow() <= 0
+    plot = "document.querySelector('#figure-table-1-20-clients .plot')"
+    left, width = browser.script(f"const axis = {plot}._fullLayout.xaxis2; return [axis.domain[0], axis._length]")
+    assert (left == 0) == (size == PHONE) and width > 100
+    browser.save_screenshot(f"paper-{size[0]}-{theme}")

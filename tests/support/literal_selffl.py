@@ -54,10 +54,13 @@ class Client:
     running: float = 0.0  # σ̂_t² of Eq. 19
     count: int = 0  # t, counter of the client (Remark E.1)
     steps: int = 0  # ℓ in its last round
+    true_sigma: Known = None  # σ_m², where it is not estimated
 
     @property
     def sigma(self) -> Known:
-        """σ_m²; None until two rounds are counted."""
+        """σ_m²; an estimate is None until two rounds are counted."""
+        if self.true_sigma is not None:
+            return self.true_sigma
         return self.running if self.count >= 2 else None
 
 
@@ -100,6 +103,8 @@ class LiteralSelfFL:
     augmented: bool = False
     minimum_steps: int = 100
     clusters: tuple[int, ...] = ()
+    known_between: float | None = None  # σ_0²
+    known_within: float | None = None  # N_m σ_m²
 
     theta: Weights = field(init=False)
     sigma_0: float = field(init=False, default=0.0)  # σ_0²
@@ -112,8 +117,10 @@ class LiteralSelfFL:
     def __post_init__(self) -> None:
         start = self.problem.start
         self.theta = start
-        self.sigmas = [None] * self.problem.num_clients
-        self.clients = [Client(start, start, zeros(start)) for _ in range(self.problem.num_clients)]
+        self.sigma_0 = self.known_between or 0.0
+        true = [None if self.known_within is None else self.known_within / size for size in self.problem.sizes]
+        self.sigmas = list(true)
+        self.clients = [Client(start, start, zeros(start), true_sigma=sigma) for sigma in true]
 
     def run(self, schedule: Sequence[Sequence[int]]) -> "LiteralSelfFL":
         for number, participants in enumerate(schedule, start=1):
@@ -197,7 +204,7 @@ class LiteralSelfFL:
     # server
 
     def server_update(self, number: int, participants: Sequence[int], uploads: Sequence[Upload]) -> None:
-        if len(uploads) > 1:
+        if len(uploads) > 1 and self.known_between is None:
             self.sigma_0 = two_pass_variance([upload.theta for upload in uploads])  # Eq. 14 (22) with 18
         for m, upload in zip(participants, uploads, strict=True):
             if upload.sigma is not None:

@@ -8,8 +8,8 @@ from fedtailor.runs.run import Run
 
 # Settings that change results at most by rounding, or only what else is recorded.
 NEUTRAL_SETTINGS = (
-    "engine", "chunk_size", "device", "checkpoint_every", "metrics", "evaluate_train", "evaluate_global",
-    "measure_drift",
+    "engine", "actors", "actor_engine", "ray_address", "chunk_size", "device", "checkpoint_every", "metrics",
+    "evaluate_train", "evaluate_global", "measure_drift",
 )  # fmt: skip
 
 
@@ -43,6 +43,7 @@ def experiment_key(run: Run) -> str:
     are comparable."""
     skipped = ("method", "seed", *NEUTRAL_SETTINGS)
     settings = {name: v for name, v in run.experiment.items() if name not in skipped and v is not None}
+    settings.setdefault("precision", "float32")  # runs of versions without this setting
     settings["data"] = {**run.experiment["data"], "seed": None, "repeat": is_repeated(run)}
     evaluation = [run.info["score"], run.info["higher_is_better"], run.num_clients]
     return json.dumps([settings, evaluation], sort_keys=True, default=str)

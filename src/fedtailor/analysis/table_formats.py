@@ -14,7 +14,7 @@ from fedtailor.runs.records import nan_to_none
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", ">": "$>$", "<": "$<$", "–": "--",
-    "×": r"$\times$", "ε": r"$\varepsilon$", "μ": r"$\mu$",
+    "×": r"$\times$", "ε": r"$\varepsilon$", "μ": r"$\mu$", "†": r"$\dagger$", "≠": r"$\neq$",
 }  # fmt: skip
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 

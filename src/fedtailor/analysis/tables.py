@@ -40,7 +40,11 @@ def run_table(run: Run) -> Table:
     table.caption = f"{len(diverged)} clients diverged: try a smaller lr. " if diverged else ""
     table.caption += _failures(run)
     table.caption += _as_sentence(early_stopping_note([run]))
-    table.caption += f"{run.total('seconds'):.1f} s of training, engine {run.info['engine']}; "
+    precision = run.experiment.get("precision", "float32")
+    engine = run.info["engine"] if precision == "float32" else f"{run.info['engine']} in {precision}"
+    table.caption += f"{run.total('seconds'):.1f} s of training, engine {engine}; "
+    if peak := max(record.get("peak_memory", 0) for record in run.records):
+        table.caption += f"at most {format_megabytes(peak)} MB of {run.info['device']}; "
     table.caption += f"{up} MB up and {down} MB down in total. "
     if (epsilon := run.records[-1].get("epsilon")) is not None:
         table.caption += f"ε = {epsilon:.3g} at δ = {run.experiment['channel']['delta']:g}. "

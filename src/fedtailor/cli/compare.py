@@ -17,6 +17,7 @@ from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent, check_distin
 from fedtailor.experiments.own_parts import part_types
 from fedtailor.methods import METHODS
 from fedtailor.runs.writer import unused_folder
+from fedtailor.tasks.choice import RUNNER_SETTINGS, fill_ray_address
 from fedtailor.training.config import TrainingConfig
 
 _SWITCHES = {"--all", "--centralized", "--sampled-local"}
@@ -34,12 +35,16 @@ def compare(ctx: typer.Context) -> None:
     --centralized adds training on the pooled data of all clients.
     --sampled-local adds local training in the rounds of the other methods only.
     --target 0.9 shows the rounds, bytes, and seconds to reach a score.
+    --parallel 4 trains four runs at once in processes of this machine, and
+    --ray [ADDRESS] on a Ray cluster; --cpus-per-run 2 and --gpus-per-run 0.5 are
+    the resources of each run (docs/cluster.md).
     --out is the folder for the runs. The same command with --out continues an
     interrupted comparison. If a run fails, the others continue.
     """
     words, consent = parse_consent("compare", ctx.args)
     given = _SWITCHES.intersection(words)
-    flags = parse_overrides([word for word in words if word not in _SWITCHES])
+    flags = parse_overrides(fill_ray_address([word for word in words if word not in _SWITCHES]))
+    runner = {name: flags.settings.pop(name, None) for name in RUNNER_SETTINGS}
     out_folder, target = flags.pop("out", ""), flags.settings.pop("target", None)
     seeds = flags.pop_list("seeds", int, [0])
     repeats, folds = (flags.settings.pop(name, None) for name in ("repeats", "folds"))
@@ -63,7 +68,7 @@ def compare(ctx: typer.Context) -> None:
             [experiment.method for experiment in experiments], lambda fed: local.model(fed),
             lambda seed: replace(local, seed=seed).load(), seeds=seeds, repeats=repeats, folds=folds,
             sampled_local="--sampled-local" in given, target=target, folder=folder, progress=True,
-            skip_invalid="--all" in given, **config,
+            skip_invalid="--all" in given, **runner, **config,
         )  # fmt: skip
     print_comparison(result, brief="--all" in given)
     print_line(f"Runs saved in {folder}")

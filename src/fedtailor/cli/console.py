@@ -8,29 +8,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fedtailor.data.federation import Federation
 from fedtailor.errors import FedTailorError, reason
 from fedtailor.experiments.experiment import Experiment
-from fedtailor.experiments.resume import load_or_continue
+from fedtailor.experiments.resume import run_or_continue
 from fedtailor.progress import OnRoundEnd, ProgressDisplay
-from fedtailor.runs.reader import is_finished, is_run_folder
+from fedtailor.runs.reader import is_run_folder
 from fedtailor.runs.run import Run, resume_hint
 from fedtailor.training.signals import Interrupted
 
 out, err = Console(), Console(stderr=True)
 
 
-def run_with_progress(
-    experiment: Experiment, load: Callable[[], Federation], folder: Path, label: str, display: ProgressDisplay
-) -> Run:
-    """Run an experiment in a folder, or resume it if it was started there. Data are not loaded for a finished run."""
+def run_with_progress(experiment: Experiment, folder: Path, label: str, display: ProgressDisplay) -> Run:
+    """Run an experiment in a folder with a progress bar."""
 
     def start(on_round_end: OnRoundEnd) -> Run:
-        if not is_run_folder(folder):
-            return experiment.run(load(), on_round_end=on_round_end, folder=folder)
-        fed = None if is_finished(folder) else load()
-        model = None if fed is None else experiment.model(fed)
-        return load_or_continue(folder, method=experiment.method, model=model, fed=fed, on_round_end=on_round_end)
+        return run_or_continue(experiment, folder, on_round_end=on_round_end)
 
     return show_progress(start, folder, label, experiment.num_rounds, display)
 

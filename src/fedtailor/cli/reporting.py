@@ -6,10 +6,14 @@ from typing import Annotated
 import typer
 
 _Runs = Annotated[list[Path], typer.Argument(help="run folders, or folders of runs as written by compare and sweep")]
+_RunsOrResults = Annotated[
+    list[Path],
+    typer.Argument(help="run folders, folders of runs, or results of papers such as results/papers/fedapa.jsonl"),
+]
 
 
 def report(
-    runs: _Runs,
+    runs: _RunsOrResults,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="the file to write (report.html)")] = None,
     figures: Annotated[
         Path | None,
@@ -21,9 +25,11 @@ def report(
 
     It shows which method scores highest, whether the difference is significant,
     which clients gain over local training, which clients learn from each other,
-    and the costs. The report is one file that needs no network.
+    and the costs. On results of papers, it shows the papers' values beside ours,
+    and which claims hold. The report is one file that needs no network.
     """
     from fedtailor.reporting.figure_files import check_formats, save_figures
+    from fedtailor.reporting.paper_report import build_paper_page, is_results_file
     from fedtailor.reporting.report import build_page, check_report_file, main_finding, save_report
     from fedtailor.runs.reader import load_runs
 
@@ -33,7 +39,7 @@ def report(
     check_formats(chosen)
     if out is not None:
         check_report_file(out)
-    page = build_page(*load_runs(runs))
+    page = build_paper_page(runs) if any(map(is_results_file, runs)) else build_page(*load_runs(runs))
     typer.echo(main_finding(page))
     if out is not None:
         save_report(page, out)

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,7 +46,7 @@ def run(ctx: typer.Context) -> None:
     experiment = make_experiment(flags.apply_to(base), consent)
     folder = unused_folder(folder, f"{_folder_name(experiment)}-{short_name(experiment.data.name)}")
     with ProgressDisplay() as display:
-        finished = run_with_progress(experiment, experiment.load, folder, _progress_label(experiment), display)
+        finished = run_with_progress(experiment, folder, _progress_label(experiment), display)
     _print_run(finished)
 
 
@@ -56,13 +56,18 @@ def resume(
     network: OwnNetwork = None,
     data: OwnData = None,
     allow_code: AllowCode = False,
+    engine: Annotated[str | None, typer.Option(help="continue with another engine")] = None,
+    actors: Annotated[int | None, typer.Option(help="continue with another number of actors of the engine ray")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="continue on another Ray cluster")] = None,
 ) -> None:
     """Resume an interrupted run from its last checkpoint. A finished run is only shown.
 
     If the method, the network, or the data are your own code, name them again
     or pass --allow-code.
     """
-    start = partial(load_or_continue, folder, method=method, model=network, fed=data, allow_code=allow_code)
+    parts: dict[str, Any] = {"method": method, "model": network, "fed": data, "allow_code": allow_code}
+    parts |= {"engine": engine, "actors": actors, "ray_address": ray_address}
+    start = partial(load_or_continue, folder, **parts)
     with ProgressDisplay() as display:
         finished = show_progress(
             lambda call: start(on_round_end=call), folder, folder.name, planned_rounds(folder), display

@@ -1,31 +1,31 @@
 """The command sweep."""
 
 from collections.abc import Callable
-from functools import cache
-from itertools import zip_longest
+from contextlib import closing
+from functools import cache, partial
 from pathlib import Path
 
 import typer
 
-from fedtailor.cli.console import (
-    collect_failures,
-    err,
-    print_failures,
-    print_line,
-    print_on_interrupt,
-    run_with_progress,
-)
+from fedtailor.cli.console import collect_failures, err, print_failures, print_line, print_on_interrupt
 from fedtailor.cli.show import show_sweep
 from fedtailor.data.dataset import Data
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError
+from fedtailor.experiments.comparison_runs import load_finished
+from fedtailor.experiments.experiment import Experiment
+from fedtailor.experiments.grid import Point
 from fedtailor.experiments.own_code import parse_consent
 from fedtailor.experiments.own_parts import OwnData
+from fedtailor.experiments.resume import run_or_continue
 from fedtailor.experiments.sweep import Sweep, check_can_resume, open_sweep_folder, parse_sweep
 from fedtailor.experiments.tuning import Outcome, make_outcome
-from fedtailor.progress import ProgressDisplay
+from fedtailor.progress import OnRoundEnd, ProgressDisplay
 from fedtailor.runs.reader import check_same_experiment, is_finished, is_run_folder
+from fedtailor.runs.run import Run
+from fedtailor.tasks.task import Task
 
+_CONTINUE = "To continue the sweep, run the same command again."
 _Loaders = dict[tuple[Data | OwnData, int | None], Callable[[], Federation]]  # (data settings, seed) -> loader
 
 
@@ -40,6 +40,9 @@ def sweep(ctx: typer.Context) -> None:
     default, each method is compared at the moment that ranks it.
     --out is the folder for the runs. The same command continues an interrupted
     sweep and accepts additional values. If a run fails, the others continue.
+    --parallel 4 trains four runs at once in processes of this machine, and
+    --ray [ADDRESS] on a Ray cluster; --cpus-per-run 2 and --gpus-per-run 0.5 are
+    the resources of each run (docs/cluster.md).
     --dry-run only lists the runs.
     """
     words, consent = parse_consent("sweep", [word for word in ctx.args if word != "--dry-run"])
@@ -52,29 +55,49 @@ def sweep(ctx: typer.Context) -> None:
     failures = dict(requested.invalid)
     loaders: _Loaders = {point.data_key: cache(point.experiment.load) for point in requested.points}
     invalid = _find_invalid_settings(folder, requested, loaders, failures)
-    with (
-        open_sweep_folder(folder, requested.plan),
-        print_on_interrupt("To continue the sweep, run the same command again."),
-        ProgressDisplay(len(requested.points)) as display,
-    ):
-        outcomes = list[Outcome]()
-        for point, following in zip_longest(requested.points, requested.points[1:]):
-            if point.setting not in invalid or is_finished(folder / point.label):
-                with collect_failures(failures, point.label, Exception):
-                    finished = run_with_progress(
-                        point.experiment, loaders[point.data_key], folder / point.label, point.label, display
-                    )
-                    outcomes.append(make_outcome(finished, point.values))
-            else:
-                display.advance()
-            if following is None or following.data_key != point.data_key:
-                del loaders[point.data_key]  # frees the data
+    with open_sweep_folder(folder, requested.plan), print_on_interrupt(_CONTINUE):
+        outcomes = _run_all(folder, requested, loaders, invalid, failures)
     if outcomes:
         show_sweep(requested.plan, outcomes)
         print_line(f"Runs saved in {folder}")
     print_failures(failures)
     if failures:
         raise typer.Exit(1)
+
+
+def _run_all(
+    folder: Path, requested: Sweep, loaders: _Loaders, invalid: set[str], failures: dict[str, str]
+) -> list[Outcome]:
+    """Run all points except invalid ones; tasks of other processes load their data themselves."""
+    runner, outcomes = requested.runner, list[Outcome]()
+    points = [point for point in requested.points if point.setting not in invalid or is_finished(folder / point.label)]
+
+    def make_run(point: Point) -> Callable[[OnRoundEnd], Run | None]:
+        path = folder / point.label
+        if runner.is_this_process:
+            return partial(run_or_continue, point.experiment, path, lambda: loaders[point.data_key]())
+        return partial(_run_elsewhere, point.experiment, path.absolute())
+
+    tasks = [Task(point.label, point.experiment.num_rounds, make_run(point)) for point in points]
+    if not runner.is_this_process:
+        loaders.clear()  # frees the data
+    with ProgressDisplay(len(points)) as display, closing(runner.run(tasks, display)) as ended:
+        for position, found in ended:
+            point, following = points[position], [*points, None][position + 1]
+            if found.failure is not None:
+                failures[point.label] = found.failure
+            else:
+                with collect_failures(failures, point.label, Exception):
+                    finished = found.value or load_finished(folder / point.label)
+                    outcomes.append(make_outcome(finished, point.values))
+            if following is None or following.data_key != point.data_key:
+                loaders.pop(point.data_key, None)  # frees the data
+    return outcomes
+
+
+def _run_elsewhere(experiment: Experiment, folder: Path, on_round_end: OnRoundEnd) -> None:
+    """Run in another process; the folder has the result."""
+    run_or_continue(experiment, folder, on_round_end=on_round_end)
 
 
 def _find_invalid_settings(folder: Path, requested: Sweep, loaders: _Loaders, failures: dict[str, str]) -> set[str]:

@@ -21,6 +21,7 @@ class Batch:
     y: Tensor
     weight: Tensor  # [examples], 0 or 1
     key: Callable[[], Tensor] = lambda: torch.tensor(0)  # of the batch's random numbers, computed on demand
+    ones: Tensor | None = None  # the same tensor as `weight` if it is known that there is no padding, on a CPU
 
     def mean(self, per_example: Tensor) -> Tensor:
         """Return the mean over the examples without padding. Methods must not average examples in any other way.
@@ -28,6 +29,8 @@ class Batch:
         >>> Batch(None, torch.zeros(2), torch.tensor([1.0, 0.0])).mean(torch.tensor([3.0, 9.0]))
         tensor(3.)
         """
+        if self.weight is self.ones and per_example.ndim == 1 and per_example.dtype == self.weight.dtype:
+            return per_example.mean()  # the same bits on a CPU
         return (per_example * self.weight).sum() / self.weight.sum().clamp(min=1)
 
     def uniform(self, shape: tuple[int, ...], salt: int = 0) -> Tensor:

@@ -1,19 +1,21 @@
 """`ClientBatches`: a client's training samples as batches, and loops over them; the basis of `ClientContext`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from fedtailor.core import random
-from fedtailor.core.batch import Batch, SharedContext, take_samples
+from fedtailor.core.batch import Batch, SharedContext, as_parts, take_samples
 from fedtailor.core.dropout import batch_key
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.trees import Tree, select
 from fedtailor.core.vmap_context import Number, VmapContext, select_entry, vmap_max
 
 _ORDER = 1  # salt that separates the order of samples from the random numbers of `ClientContext`
+_BLOCK_VALUES = 2**18  # of inputs that are prepared at once: they stay in a cache of the CPU
 
 
 class ClientBatches:
@@ -73,12 +75,29 @@ class ClientBatches:
         self, step: Callable[[Tree, Batch], Tree], state: Tree, steps: int, first_pass: int, drop_last: bool
     ) -> Tree:
         batches = self._batches_for(self._max_size, drop_last)
-        for number in range(steps):
-            passes, position = divmod(number, batches)
-            if position == 0:
-                order = self._sample_order(first_pass + passes)
-            state = step(state, self._batch_at(order, position, first_pass + passes, training=True))
+        for start in range(0, steps, batches):
+            for batch in self._batches_of_pass(first_pass + start // batches, min(batches, steps - start)):
+                state = step(state, batch)
         return state
+
+    def _batches_of_pass(self, pass_number: int, count: int) -> Iterator[Batch]:
+        """Yield the first `count` training batches of a pass; several small ones are gathered and prepared at once."""
+        order, shared, rows = self._sample_order(pass_number), self._shared, self._shared.batch_size
+        if self._padded or shared.augmentation:
+            for position in range(count):
+                yield self._batch_at(order, position, pass_number, training=True)
+            return
+        samples, ones = self._samples[order], torch.ones(rows, dtype=shared.dtype, device=order.device)
+        values = sum(part[0].numel() for part in as_parts(shared.x).values())
+        block = rows * max(1, _BLOCK_VALUES // (rows * max(1, values)))
+        for first in range(0, count * rows, block):
+            chosen = samples[first : min(first + block, count * rows)]
+            x, y = self._inputs(chosen), shared.y[chosen]
+            for start in range(0, len(chosen), rows):
+                own, key = slice(start, start + rows), partial(self._random_key, pass_number, (first + start) // rows)
+                targets = y[own]
+                weight = ones if len(targets) == rows else ones[: len(targets)]
+                yield Batch(take_samples(x, own), targets, weight, key, None if weight.is_cuda else weight)
 
     def _copy_mapped(self, tree: Tree) -> Tree:
         """Return a copy in which every tensor has the vmap dimension, because the loop may overwrite it in place."""
@@ -99,6 +118,8 @@ class ClientBatches:
         uses_keys = self.model.has_dropout or self._shared.augmentation
         keys = self._random_key(first_pass + pass_numbers, positions) if uses_keys else None
         choices = None if keys is None else self._draw(keys[:, None], rows)
+        is_full = self._min_size == self._max_size and self._max_size % rows == 0 and device.type == "cpu"
+        ones = self._copy_mapped({"": weights[0]})[""] if is_full else None
 
         def batch_of_step(number: Number) -> Batch:
             def key() -> Tensor:
@@ -108,7 +129,8 @@ class ClientBatches:
             if self.model.has_dropout:
                 batch_key.set(key())
             drawn = None if choices is None else select_entry(choices, number)
-            return self._gather(select_entry(chosen, number), select_entry(weights, number), key, drawn)
+            weight = select_entry(weights, number) if ones is None else ones
+            return self._gather(select_entry(chosen, number), weight, key, drawn, ones)
 
         return batch_of_step
 
@@ -161,8 +183,15 @@ class ClientBatches:
         augmentation, x = self._shared.augmentation, self._shared.x
         return augmentation.draw(key, rows, x.shape[2:], self._shared.y.device) if augmentation else None
 
-    def _gather(self, chosen: Tensor, weight: Tensor, key: Callable[[], Tensor], drawn: Tensor | None) -> Batch:
-        return Batch(self._inputs(chosen, drawn), self._shared.y[chosen], weight, key)
+    def _gather(
+        self,
+        chosen: Tensor,
+        weight: Tensor,
+        key: Callable[[], Tensor],
+        drawn: Tensor | None,
+        ones: Tensor | None = None,
+    ) -> Batch:
+        return Batch(self._inputs(chosen, drawn), self._shared.y[chosen], weight, key, ones)
 
     def _inputs(self, chosen: Tensor, drawn: Tensor | None = None) -> Inputs:
         """Return samples as inputs of the model, augmented by random choices if there are any."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedtailor.core import random
 from fedtailor.core.client_training import ClientTraining
 from fedtailor.core.model import Inputs
+from fedtailor.core.system import to_float64
 from fedtailor.core.vmap_context import VmapContext
 
 _EVALUATION_ROWS = 512  # examples per forward pass in evaluation; this limits memory and does not affect results
@@ -87,7 +88,7 @@ class ClientContext(ClientTraining):
         key = random.make_key(self._shared.seed, self.round if every_round else 0, _SPLIT, self.index, salt)
         size = None if self._vmap is None else self._count
         order = random.permutation(key, len(self._samples), size, self._samples.device)
-        count = (self._count.double() * fraction).long().clamp(min=1)
+        count = (to_float64(self._count) * fraction).long().clamp(min=1)
         rest = (self._count - count).clamp(min=1)
         rest_positions = (torch.arange(len(order), device=order.device) + count) % self._count
         largest = self._max_batches * self._shared.batch_size

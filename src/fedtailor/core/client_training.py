@@ -16,6 +16,7 @@ from fedtailor.core.functional_layers import capture_batch_stats
 from fedtailor.core.optimizers import Optimizer, OptimizerName, Schedule
 from fedtailor.core.trees import Params, Tree, add, leaves, map_leaves, scale
 from fedtailor.core.vmap_context import Number, sequential_loop
+from fedtailor.core.vmap_grad import mapped_grad
 from fedtailor.errors import ConfigError
 
 
@@ -109,7 +110,8 @@ class ClientTraining(ClientBatches):
         def step(carry: Tree, batch: Batch) -> Tree:
             params = carry["params"]
             new_params, new_state = optimizer.step(params, self.grad(objective, params, batch), carry["optimizer"])
-            return {"params": _replace_leaves(new_params, self._running_stats(params)), "optimizer": new_state}
+            kept = self._running_stats(params)
+            return {"params": _replace_leaves(new_params, kept) if kept else new_params, "optimizer": new_state}
 
         stop_scan = stop and (lambda carry: stop(carry["params"]))
         end = self.scan(step, {"params": start, "optimizer": state}, stop=stop_scan, **loop)
@@ -161,7 +163,7 @@ class ClientTraining(ClientBatches):
     def grad(self, objective: Callable[[Tree, Batch], Tensor], params: Tree, batch: Batch) -> Tree:
         """Return the gradient of objective(params, batch) with respect to the parameters; see `scan` for an example."""
         if self._vmap is not None:
-            return torch.func.grad(objective)(params, batch)  # type: ignore[no-any-return]
+            return mapped_grad(lambda live: objective(live, batch), params)
         with torch.enable_grad():  # without vmap, autograd is 20 % faster than torch.func.grad
             live = map_leaves(lambda leaf: leaf.detach().requires_grad_(), params)
             inputs = [leaf for _, leaf in leaves(live) if isinstance(leaf, Tensor)]

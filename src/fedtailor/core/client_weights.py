@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from fedtailor.core.method import Exchange, Method
+from fedtailor.core.system import to_float64
 from fedtailor.core.trees import Tree, mean
 
 ClientWeights = Literal["size", "uniform"]
@@ -31,7 +32,7 @@ class WeightedMethod(Method):
     def round_share(self, exchange: Exchange) -> float | Tensor:
         """Return the sum of these weights as a share of the sum over all clients: n_S/n, or m/N if uniform."""
         if self.weights == "size":
-            return exchange.sizes.double().sum() / exchange.total_size
+            return to_float64(exchange.sizes).sum() / exchange.total_size
         return len(exchange.clients) / exchange.num_clients
 
 
@@ -45,8 +46,8 @@ class AveragingMethod(WeightedMethod):
     """
 
     @property
-    def uses_plain_mean(self) -> bool:
-        return self.weights == "uniform"
+    def mean_weights(self) -> ClientWeights | None:
+        return self.weights
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         return mean(exchange.received, self.round_weights(exchange))

@@ -29,7 +29,8 @@ def reference_to(code: Any) -> str:
     >>> reference_to(Method)
     'fedtailor.core.method:Method'
     """
-    return f"{code.__module__}:{code.__qualname__}"
+    module = "__main__" if code.__module__ == "__mp_main__" else code.__module__  # the script, in a process it started
+    return f"{module}:{code.__qualname__}"
 
 
 def is_built_in(kind: type[Any]) -> bool:

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from fedtailor.core.attention_layers import make_attention_functional
 from fedtailor.core.dropout import Dropout
+from fedtailor.core.precision import to_float32
 from fedtailor.core.recurrent_layers import make_recurrent_functional
 from fedtailor.core.trees import Params
 from fedtailor.errors import ConfigError
@@ -53,8 +54,9 @@ class BatchNorm(nn.modules.batchnorm._NormBase):
         statistics = _captured.get()
         if statistics is not None:
             axes = [axis for axis in range(x.ndim) if axis != 1]
-            statistics[join_path(self.path, "running_mean")] = x.detach().mean(axes)
-            statistics[join_path(self.path, "running_var")] = x.detach().var(axes)
+            values = to_float32(x.detach())
+            statistics[join_path(self.path, "running_mean")] = values.mean(axes)
+            statistics[join_path(self.path, "running_var")] = values.var(axes)
         return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
 
 

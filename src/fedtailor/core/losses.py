@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedtailor.core.metrics import Task
 from fedtailor.core.regression_metrics import squared_error
 from fedtailor.core.survival import cox_loss
+from fedtailor.core.vmap_context import is_transformed
 from fedtailor.errors import ConfigError
 
 Loss = Callable[..., Tensor]  # (outputs, targets) or (outputs, targets, sample_weight) -> one loss per example
@@ -23,6 +24,9 @@ Loss = Callable[..., Tensor]  # (outputs, targets) or (outputs, targets, sample_
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return one cross-entropy per example."""
+    if is_transformed() and outputs.ndim == 2 and targets.ndim == 1 and targets.dtype == torch.int64:
+        # The same bits; under vmap, PyTorch runs `nll_loss` as a slow function in Python, which imports SymPy.
+        return -F.log_softmax(outputs, 1).gather(1, targets[:, None]).squeeze(1)
     return F.cross_entropy(outputs, targets, reduction="none")
 
 

@@ -7,12 +7,13 @@ what `send` and `train` return.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
 from fedtailor.core import random
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.code_reference import is_built_in
 from fedtailor.core.fields import check_fields
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.training_settings import TrainingSettings
@@ -117,7 +118,7 @@ class Method:
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Give the class the short `repr`, and set `personal` to False for a method that does not declare it and makes
-        no model of a client's own."""
+        no model of a client's own. `mean_weights` of a built-in base class do not hold for a user's own `receive`."""
         super().__init_subclass__(**options)
         if "__repr__" not in vars(cls):
             cls.__repr__ = Method.__repr__  # type: ignore[method-assign]  # dataclass would write all fields
@@ -125,6 +126,12 @@ class Method:
         if not cls._declares_personal:
             own = any(getattr(cls, hook) is not getattr(Method, hook) for hook in _PERSONAL_HOOKS)
             cls.personal = own or cls.train is Method.train
+        if (
+            {"receive", "server_metrics"} & vars(cls).keys()
+            and "mean_weights" not in vars(cls)
+            and not is_built_in(cls)
+        ):
+            cls.mean_weights = None  # type: ignore[assignment, method-assign]
 
     def __post_init__(self) -> None:
         """Check the fields; those that `LocalTraining` also has satisfy its constraints in any method."""
@@ -221,9 +228,19 @@ class Method:
         return False
 
     @property
+    def mean_weights(self) -> Literal["size", "uniform"] | None:
+        """The weights of the clients in a mean of the uploads, if `receive` and `server_metrics` use nothing of the
+        uploads but this mean; otherwise None.
+
+        If it is declared, uploads may be averaged before they reach the server, and all rows of `exchange.received` are
+        that mean. A subclass that overrides `receive` or `server_metrics` declares it again.
+        """
+        return None
+
+    @property
     def uses_plain_mean(self) -> bool:
         """Whether `receive` uses only the unweighted mean of the uploads, which `Channel(trusted=True)` requires."""
-        return False
+        return self.mean_weights == "uniform"
 
     # Server hooks. They run as ordinary Python, with trees stacked over the clients of the round.
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from fedtailor.core.metrics import (
     as_metric,
     find_metrics,
 )
+from fedtailor.core.precision import Precision, forward_precision, to_float32
 from fedtailor.core.trees import Params
 from fedtailor.errors import ConfigError, reason, unknown_name
 
@@ -62,6 +63,7 @@ class Model:
         default_factory=dict
     )  # layer names by the part names that `split` accepts
     calls_dropout: bool = False  # its code calls F.dropout or the like; see `training.preflight`
+    precision: Precision = "float32"  # of forward and backward passes; inputs, outputs, and weights are float32
 
     def __repr__(self) -> str:
         name = short_name(self.description.get("name", type(self.module).__name__))
@@ -104,8 +106,7 @@ class Model:
         try:
             self._call(self.body, params, x)
         except _HeadReached as reached:
-            features: Tensor = reached.args[0]
-            return features
+            return self._full(reached.args[0])
         raise ConfigError(f"The model's forward never calls its head '{self.head}', so there are no features.")
 
     def head_output(self, params: Params, features: Tensor) -> Tensor:
@@ -115,7 +116,8 @@ class Model:
         if missing := [name for name in names.values() if name not in params]:
             raise ConfigError(f"The head shares '{missing[0]}' with another layer; this method needs separate weights.")
         by_path = {path: params[name] for path, name in names.items()}
-        return functional_call(head, by_path, (features,))  # type: ignore[no-any-return]
+        with forward_precision(self.precision, features.device):
+            return self._full(functional_call(head, by_path, (features,)))
 
     @property
     def head_size(self) -> tuple[int, int]:
@@ -151,6 +153,10 @@ class Model:
     def eval_mode(self) -> "Model":
         """The model in evaluation mode: no dropout, and running statistics instead of batch statistics."""
         return self.mode(training=False)
+
+    def with_precision(self, precision: Precision) -> "Model":
+        """Return the model that computes in this precision: "float32", "tf32", or "bf16"."""
+        return self if precision == self.precision else replace(self, precision=precision)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Model":
         """Return the model with its constants (frozen weights, buffers) on a device and in a dtype."""
@@ -309,11 +315,30 @@ class Model:
             raise ConfigError(f"The model needs all its parameters, but '{missing[0]}' is missing.")
         for layer in self._dropouts:
             layer.uses = 0
-        by_path = {path: params[name] for _, path, name in self._tensor_uses}
         calls = FunctionalDropout() if self.calls_dropout else nullcontext()
-        # tie_weights=True would leave the given tensors in a layer that is used in two places
-        with calls:
-            return functional_call(module, by_path, (x,), tie_weights=False)  # type: ignore[no-any-return]
+        device = params[self.names[0]].device if self.names else torch.device("cpu")
+        slots = self._slots[module]
+        # What `torch.func.functional_call` does, which looks up every layer by its path in every call
+        own = [tensors[key] for tensors, key, _ in slots]
+        try:
+            for tensors, key, name in slots:
+                tensors[key] = params[name]
+            with calls, forward_precision(self.precision, device):
+                return self._full(module(x))
+        finally:
+            for (tensors, key, _), tensor in zip(slots, own, strict=True):
+                tensors[key] = tensor
+
+    @cached_property
+    def _slots(self) -> dict[nn.Module, list[tuple[dict[str, Tensor | None], str, str]]]:
+        """For the network and its body: (tensors of a layer, name among them, name in Params) of every use."""
+        modules = (self.module, self.body)
+        return {module: [_slot(module, path, name) for _, path, name in self._tensor_uses] for module in modules}
+
+    def _full(self, outputs: Tensor) -> Tensor:
+        """Return outputs of the network in the dtype of its weights, for losses and sums."""
+        full: Tensor = to_float32(outputs) if self.precision == "bf16" else outputs
+        return full
 
 
 def wrap(
@@ -415,6 +440,12 @@ def _origin(module: Any, built: nn.Module) -> type[Any] | Callable[..., Any]:
     """Return the class or function that names a model: the one passed to `wrap`, or else the class of the module."""
     is_named = isinstance(module, type | FunctionType) and module.__name__ != "<lambda>"
     return module if is_named else type(built)
+
+
+def _slot(module: nn.Module, path: str, name: str) -> tuple[dict[str, Tensor | None], str, str]:
+    parent, _, key = path.rpartition(".")
+    layer = module.get_submodule(parent)
+    return cast(dict[str, Tensor | None], layer._parameters if key in layer._parameters else layer._buffers), key, name
 
 
 class _HeadReached(Exception):

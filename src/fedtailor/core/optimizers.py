@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import cos, pi
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from fedtailor.core.system import float64_on
 from fedtailor.core.trees import Tree, dot, leaves, map_leaves, scale, zeros_like
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
@@ -20,6 +20,7 @@ ScheduleName = Literal["constant", "step", "cosine"]
 class Optimizer:
     """The update of a training step, and its settings; see `torch.optim.SGD`, `Adam`, and `AdamW`.
 
+    >>> import torch
     >>> optimizer = Optimizer(lr=0.1, momentum=0.9)
     >>> params, grad = {"w": torch.tensor(1.0)}, {"w": torch.tensor(2.0)}
     >>> params, state = optimizer.step(params, grad, optimizer.init(params))
@@ -46,7 +47,7 @@ class Optimizer:
         return {
             "mean": zeros_like(params),
             "square": zeros_like(params),
-            "steps": like.new_zeros((), dtype=torch.float64),
+            "steps": like.new_zeros((), dtype=float64_on(like.device)),
         }
 
     def step(self, params: Tree, grad: Tree, state: Tree) -> tuple[Tree, Tree]:
@@ -84,6 +85,7 @@ class Optimizer:
 def clip_norm(grad: Tree, maximum: float) -> Tree:
     """Scale a gradient down to the maximum norm, over all tensors, if its norm is larger.
 
+    >>> import torch
     >>> clip_norm({"w": torch.tensor([3.0, 4.0])}, 1.0)
     {'w': tensor([0.6000, 0.8000])}
     """

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from fedtailor.core.dropout import Dropout
+from fedtailor.core.precision import to_float32
 from fedtailor.core.vmap_context import is_transformed
 from fedtailor.errors import ConfigError
 
@@ -88,7 +89,7 @@ class Recurrent(nn.RNNBase):
             return tuple(part if is_batched else part.unsqueeze(1) for part in given)
         rows = self.num_layers * (2 if self.bidirectional else 1)
         widths = (self.proj_size or self.hidden_size, self.hidden_size)[: 2 if self.mode == "LSTM" else 1]
-        return tuple(x.new_zeros(rows, x.shape[1], width) for width in widths)
+        return tuple(to_float32(x.new_zeros(rows, x.shape[1], width)) for width in widths)  # sums over time
 
     def _run_layers(self, x: Tensor, initial: State) -> tuple[Tensor, State]:
         """Return the outputs of the last layer for all time steps, and the final states of all layers."""
@@ -104,10 +105,10 @@ class Recurrent(nn.RNNBase):
     def _choose_kernel(self, x: Tensor) -> Callable[[Tensor, State, int], tuple[Tensor, State]]:
         """Return PyTorch's kernel on a CPU, which is two to five times as fast, unless a transform is active.
 
-        On a GPU, that kernel has no second derivative and rounds to TF32.
+        On a GPU, that kernel has no second derivative and rounds to TF32. In bfloat16, it rounds the cell state.
         """
         is_plain = x.device.type == "cpu" and not is_transformed() and not torch.compiler.is_exporting()
-        return self._run_kernel if is_plain else self._run_cells
+        return self._run_kernel if is_plain and not torch.is_autocast_enabled("cpu") else self._run_cells
 
     def _run_kernel(self, x: Tensor, state: State, layer: int) -> tuple[Tensor, State]:
         """Run one layer in PyTorch's kernel."""

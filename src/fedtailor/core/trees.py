@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedtailor.core.system import to_float64
 from fedtailor.errors import ConfigError
 
 Params = dict[str, Tensor]  # parameter name -> tensor
@@ -46,6 +47,8 @@ def map_leaves(function: Callable[..., Any], *trees: Tree) -> Tree:
     {'a': tensor(-1.)}
     """
     first, *others = trees
+    if not others:
+        return {n: function(node) if isinstance(node, Tensor) else _map(function, [node]) for n, node in first.items()}
     for other in others:
         if other.keys() != first.keys():
             raise ValueError(f"trees do not match: {sorted(first)} and {sorted(other)}")
@@ -53,6 +56,8 @@ def map_leaves(function: Callable[..., Any], *trees: Tree) -> Tree:
 
 
 def _map(function: Callable[..., Any], nodes: Sequence[Any]) -> Any:
+    if isinstance(nodes[0], Tensor):
+        return function(*nodes)
     if isinstance(nodes[0], dict):
         return map_leaves(function, *nodes)
     if isinstance(nodes[0], Rows):
@@ -196,8 +201,11 @@ def mean(stacked: Tree, weights: Tensor | None = None) -> Tree:
     """
     if weights is None:
         return map_leaves(lambda leaf: leaf.mean(0), stacked)
-    normalized = weights.double() / weights.double().sum()
-    return map_leaves(lambda leaf: torch.tensordot(normalized.to(leaf), leaf, dims=1), stacked)
+    normalized = to_float64(weights) / to_float64(weights).sum()
+    # rows that share memory are equal; a product would first copy them
+    return map_leaves(
+        lambda leaf: leaf[0] if leaf.stride(0) == 0 else torch.tensordot(normalized.to(leaf), leaf, dims=1), stacked
+    )
 
 
 def combine(weights: Tensor, stacked: Tree) -> Tree:

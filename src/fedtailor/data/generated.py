@@ -32,8 +32,9 @@ class Gaussian(GeneratedData):
     """Self-FL's two-level Gaussian model (Section G.1), for the network logistic with one weight and no bias.
 
     Client m has the parameter θ_m ~ N(theta, between) and N_m samples z ~ N(θ_m, within), with N_m uniform from
-    `smallest` to `largest`. Its only test sample is (1, θ_m), so that the mean absolute error is |weight − θ_m|. A
-    training sample is (1, z); if `scaled`, both numbers are multiplied by √(N_m / (2 · within)). Up to a constant, the
+    `smallest` to `largest`. Its only test sample is (1, θ_m), so that the mean absolute error is |weight − θ_m|; with
+    `target` "common", it is (1, theta), and the error of the global model is that of the common parameter. A training
+    sample is (1, z); if `scaled`, both numbers are multiplied by √(N_m / (2 · within)). Up to a constant, the
     mean squared error is then the local objective of Equation 4: (weight − mean of z)² / (2 σ_m²), σ_m² = within / N_m.
     """
 
@@ -47,6 +48,9 @@ class Gaussian(GeneratedData):
     within: Annotated[Positive, "variance of a client's samples, N_m σ_m²"] = 0.1
     smallest: Annotated[PositiveInt, "smallest number of samples of a client"] = 10
     largest: Annotated[PositiveInt, "largest number of samples of a client; heterogeneous: 200"] = 20
+    target: Annotated[Literal["client", "common"], "test samples: the client's parameter θ_m, or the common θ_0"] = (
+        "client"
+    )
     scaled: Annotated[bool, "scale samples, so that the loss is the paper's local objective; false: x is 1"] = True
     test: Annotated[
         float | Literal["publisher"], "publisher: the true parameter of each client; or a fraction of its samples"
@@ -67,7 +71,7 @@ class Gaussian(GeneratedData):
         samples = random.normal(theta[owner], np.sqrt(self.within))
         return SampleTable(
             x=np.concatenate([scale, np.ones(self.clients)])[:, None],
-            y=np.concatenate([scale * samples, theta]),
+            y=np.concatenate([scale * samples, theta if self.target == "client" else np.full_like(theta, self.theta)]),
             classes=None,
             owner=np.concatenate([owner, np.arange(self.clients)]),
             owner_names=tuple(str(client) for client in range(self.clients)),

@@ -1,9 +1,7 @@
 """Compare methods with each other and with local training, over seeds."""
 
 import inspect
-import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +15,19 @@ from fedtailor.core.local_training import training_settings
 from fedtailor.core.method import Method
 from fedtailor.data.datasets import load
 from fedtailor.data.federation import Federation
-from fedtailor.errors import ConfigError, FedTailorError, RunError, reason, unknown_name
+from fedtailor.errors import ConfigError, FedTailorError, unknown_name
+from fedtailor.experiments.comparison_runs import ComparisonRun, run_all
 from fedtailor.experiments.own_parts import OwnNetwork, takes_federation
-from fedtailor.experiments.resume import load_or_continue
 from fedtailor.methods import METHODS, Centralized, Local
 from fedtailor.networks import network
-from fedtailor.progress import OnRoundEnd, ProgressDisplay
 from fedtailor.runs.files import safe_file_name
 from fedtailor.runs.reader import check_same_experiment, is_finished, is_run_folder, load_run
-from fedtailor.runs.run import Run, folder_label, method_label
+from fedtailor.runs.run import folder_label, method_label
 from fedtailor.runs.toml import flatten_settings
+from fedtailor.tasks.choice import choose_runner
 from fedtailor.training.config import TrainingConfig
-from fedtailor.training.interactive import is_interactive
-from fedtailor.training.simulate import check_fit, describe_method, describe_run, make_config, train
+from fedtailor.training.simulate import check_fit, describe_method, make_config
 
-log = logging.getLogger("fedtailor")
 Networks = AnyModelLike | str | Callable[[Federation], AnyModelLike]
 Splits = Federation | str | Callable[[int], Federation]
 
@@ -44,28 +40,6 @@ class _Draw:
     label: str  # for people
     seed: int
     fed: Federation
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One run of a comparison."""
-
-    name: str  # of its folder
-    label: str  # for people
-    method: Method
-    model: AnyModel
-    fed: Federation
-    config: TrainingConfig
-
-    def describe(self) -> dict[str, Any]:
-        return describe_run(self.config, self.method, self.model, self.fed)
-
-    def run(self, folder: Path | None, on_round_end: OnRoundEnd | None) -> Run:
-        """Train, continue the run in the folder, or load it if it is finished."""
-        path = None if folder is None else folder / self.name
-        if path is None or not is_run_folder(path):
-            return train(self.config, self.method, self.model, self.fed, on_round_end, path)
-        return load_or_continue(path, method=self.method, model=self.model, fed=self.fed, on_round_end=on_round_end)
 
 
 def compare(
@@ -82,6 +56,10 @@ def compare(
     folder: str | Path | None = None,
     progress: bool = False,
     skip_invalid: bool = False,
+    parallel: int | None = None,
+    ray: str | bool | None = None,
+    cpus_per_run: float | None = None,
+    gpus_per_run: float | None = None,
     **settings: Any,
 ) -> ComparisonResult:
     """Train several methods on the same data with several seeds, and compare them with local training.
@@ -107,6 +85,11 @@ def compare(
         folder: A folder for the runs. The same call continues an interrupted comparison.
         progress: Show progress in the terminal or the notebook.
         skip_invalid: Leave out methods that do not support this model or data, instead of raising an error.
+        parallel: Number of processes of this machine that train one run each; it needs a folder.
+        ray: Address of a Ray cluster on which the runs are trained, or True for a cluster of this machine; it needs a
+            folder that all nodes share.
+        cpus_per_run: Cores of each run at the same time.
+        gpus_per_run: GPUs of each run at the same time, such as 0.5 for two runs per GPU.
         settings: Arguments of `ft.simulate`, such as `rounds` and `participation`.
 
     >>> import fedtailor as ft
@@ -119,15 +102,19 @@ def compare(
         raise ConfigError(f"seeds must be a list of numbers, such as [0, 1, 2], got {seeds!r}.")
     if "seed" in settings:
         raise ConfigError("compare takes seeds=[...] instead of seed.")
-    root = None if folder is None else Path(folder)
+    root, runner = None if folder is None else Path(folder), choose_runner(parallel, ray, cpus_per_run, gpus_per_run)
+    if root is None and not runner.is_this_process:
+        raise ConfigError("Runs in other processes are saved; pass a folder, such as folder='runs/comparison'.")
     draws = _draws(data, list(dict.fromkeys(seeds)), repeats, folds)
     labels = setting_labels([(m.display_name, flatten_settings(describe_method(m))) for m in chosen])
     failures: dict[str, str] = {}
-    jobs = list[_Job]()
+    jobs = list[ComparisonRun]()
     for draw in draws:
         net, config = _model(model, draw.fed), make_config(**settings, seed=draw.seed)
         jobs += [
-            _Job(f"{name}-{draw.name}", f"{label}, {draw.label}", method, net, draw.fed, _config_for(method, config))
+            ComparisonRun(
+                f"{name}-{draw.name}", f"{label}, {draw.label}", method, net, draw.fed, _config_for(method, config)
+            )
             for (name, method), label in zip(_names(chosen).items(), labels, strict=True)
         ]
     first = jobs[0].model
@@ -137,7 +124,7 @@ def compare(
     jobs = [job for job in jobs if job.method not in invalid]
     if root is not None:
         _check_folder(root, jobs)
-    return ComparisonResult(_run_all(jobs, root, progress, failures), failures, target, root)
+    return ComparisonResult(run_all(jobs, root, runner, progress, failures), failures, target, root)
 
 
 def load_comparison(folder: str | Path, target: float | None = None) -> ComparisonResult:
@@ -246,7 +233,7 @@ def _names(methods: Sequence[Method]) -> dict[str, Method]:
     return found
 
 
-def _find_invalid(jobs: Sequence[_Job], skip: bool, failures: dict[str, str]) -> list[Method]:
+def _find_invalid(jobs: Sequence[ComparisonRun], skip: bool, failures: dict[str, str]) -> list[Method]:
     """Check that all settings fit together before any training; return the methods that do not, if they are skipped."""
     invalid = []
     for job in jobs:
@@ -260,7 +247,7 @@ def _find_invalid(jobs: Sequence[_Job], skip: bool, failures: dict[str, str]) ->
     return invalid
 
 
-def _check_folder(folder: Path, jobs: Sequence[_Job]) -> None:
+def _check_folder(folder: Path, jobs: Sequence[ComparisonRun]) -> None:
     """Reject a folder that contains anything but these runs; hidden files, as of the live page, are ignored."""
     names = {job.name for job in jobs}
     others = (
@@ -275,25 +262,3 @@ def _check_folder(folder: Path, jobs: Sequence[_Job]) -> None:
     for job in jobs:
         if is_run_folder(folder / job.name):
             check_same_experiment(folder / job.name, job.describe())
-
-
-def _run_all(jobs: Sequence[_Job], folder: Path | None, progress: bool, failures: dict[str, str]) -> list[Run]:
-    """Run the jobs one after another; store the message of a run that fails, and continue."""
-    runs, first_error = list[Run](), None
-    with ProgressDisplay(len(jobs)) if progress else nullcontext() as display:
-        for position, job in enumerate(jobs):
-            try:
-                with display.run(job.label, job.config.num_rounds) if display else nullcontext() as on_round_end:
-                    runs.append(job.run(folder, on_round_end))
-            except KeyboardInterrupt:
-                if not (runs and is_interactive()):  # a script ends here
-                    raise
-                log.warning("The comparison was interrupted; the result contains %d of %d runs.", len(runs), len(jobs))
-                failures |= {other.name: "the comparison was interrupted." for other in jobs[position:]}
-                break
-            except Exception as error:
-                failures[job.name] = f"{reason(error, with_type=not isinstance(error, FedTailorError))}."
-                first_error = first_error or error
-    if not runs:
-        raise RunError(f"No run succeeded: {next(iter(failures.values()))}") from first_error
-    return runs

@@ -34,7 +34,8 @@ DEPLOYMENT_FILE = "deployment.toml"
 TABLE_FILE = "table.json"  # in a client's folder
 _DUMMY_SAMPLES = 4  # generated samples to determine what a client will send
 SIMULATION_SETTINGS = (
-    "engine", "chunk_size", "schedule", "checkpoint_every", "unreliable", "evaluate", "patience", "held_out_clients"
+    "engine", "actors", "actor_engine", "ray_address", "chunk_size", "schedule", "checkpoint_every", "unreliable",
+    "evaluate", "patience", "held_out_clients",
 )  # fmt: skip
 _CHANGEABLE = ("address", "min_clients", "deadline", "retry", "participation", "evaluate_every", "max_failures")
 _MAX_CLASSES = 10**6

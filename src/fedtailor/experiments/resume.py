@@ -45,13 +45,17 @@ def resume(
     on_round_end: Callable[[Record], None] | None = None,
     progress: bool = False,
     allow_code: bool = False,
+    engine: str | None = None,
+    actors: int | None = None,
+    ray_address: str | None = None,
 ) -> Run:
     """Return the finished run of a folder: load it if it is complete, otherwise train its remaining rounds.
 
     The result has the same bits as if the run had never stopped. Pass again what is your own (a method, a network, or
     arrays): the object, or the name of its code, such as method="my_module:MyMethod". It must be what the run was
     started with. With `allow_code`, all code that the folder names is imported. `on_round_end`, `progress`, and Ctrl-C
-    are those of `ft.simulate`.
+    are those of `ft.simulate`. Another `engine`, another number of `actors`, or another Ray cluster may continue the
+    run; then its last digits may differ.
 
     >>> resume("nowhere")
     Traceback (most recent call last):
@@ -61,8 +65,9 @@ def resume(
 
     def start(on_round_end: Callable[[Record], None] | None) -> Run:
         return load_or_continue(
-            folder, method=method, model=model, fed=fed, on_round_end=on_round_end, allow_code=allow_code
-        )
+            folder, method=method, model=model, fed=fed, on_round_end=on_round_end, allow_code=allow_code,
+            engine=engine, actors=actors, ray_address=ray_address,
+        )  # fmt: skip
 
     return run_interactively(start, on_round_end, progress, folder.name, planned_rounds(folder))
 
@@ -75,6 +80,9 @@ def load_or_continue(
     fed: Federation | str | None = None,
     on_round_end: Callable[[Record], None] | None = None,
     allow_code: bool = False,
+    engine: str | None = None,
+    actors: int | None = None,
+    ray_address: str | None = None,
 ) -> Run:
     """Return the finished run of a folder, like `resume`; an interruption always raises `Interrupted`."""
     if not is_run_folder(folder):
@@ -94,7 +102,34 @@ def load_or_continue(
         experiment = _experiment(folder, given, allow_code)
         fed = fed if isinstance(fed, Federation) else experiment.load()
         model = experiment.model(fed) if model is None or isinstance(model, str) else as_any_model(model)
-        return continue_run(folder, experiment, experiment.method, model, fed, checkpoint, on_round_end)
+        config = _with_engine(experiment, engine, actors, ray_address)
+        is_other = (config.engine, config.actors) != (experiment.engine, experiment.actors)
+        return continue_run(folder, config, experiment.method, model, fed, checkpoint, on_round_end, is_other)
+
+
+def _with_engine(experiment: Experiment, engine: str | None, actors: int | None, ray_address: str | None) -> Experiment:
+    """Return the experiment with another engine, number of actors, or cluster."""
+    given = {"engine": engine, "actors": actors, "ray_address": ray_address}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if engine not in (None, experiment.engine):  # settings of the other engine do not apply
+        changes = {"actors": None, "actor_engine": None, "ray_address": None, "chunk_size": None} | changes
+    return replace(experiment, **changes)
+
+
+def run_or_continue(
+    experiment: Experiment,
+    folder: Path,
+    load: Callable[[], Federation] | None = None,
+    on_round_end: Callable[[Record], None] | None = None,
+) -> Run:
+    """Run an experiment in a folder, or continue it if it was started there. Data are not loaded for a finished run;
+    `load` returns them if the caller has them."""
+    load = load or experiment.load
+    if not is_run_folder(folder):
+        return experiment.run(load(), on_round_end=on_round_end, folder=folder)
+    fed = None if is_finished(folder) else load()
+    model = None if fed is None else experiment.model(fed)
+    return load_or_continue(folder, method=experiment.method, model=model, fed=fed, on_round_end=on_round_end)
 
 
 def _no_run(folder: Path) -> str:

@@ -25,6 +25,8 @@ from fedtailor.runs.files import TEMPORARY_SUFFIX, folder_lock, safe_file_name, 
 from fedtailor.runs.reader import is_run_folder
 from fedtailor.runs.run import MOMENTS
 from fedtailor.runs.toml import flatten_settings, to_toml
+from fedtailor.tasks.choice import RUNNER_SETTINGS, choose_runner, fill_ray_address
+from fedtailor.tasks.task import Runner
 
 SWEEP_FILE = "sweep.toml"
 _FORMAT = 1
@@ -54,6 +56,7 @@ class Sweep:
     invalid: Mapping[str, str]  # label -> error message
     folder: Path | None  # None: a folder in runs/
     name: str
+    runner: Runner
 
     def choose_folder(self) -> Path:
         """Return the requested folder, or the first one in runs/ that is unused or contains this sweep."""
@@ -76,7 +79,8 @@ def parse_sweep(words: Sequence[str], consent: CodeConsent = NO_CONSENT) -> Swee
     >>> [point.label for point in found.points]
     ['fedprox-mu0.1-seed0', 'fedprox-mu1-seed0', 'fedprox-mu0.1-seed1', 'fedprox-mu1-seed1']
     """
-    files, given = parse_grid(words)
+    files, given = parse_grid(fill_ray_address(words))
+    runner = choose_runner(**{name: given.pop(name)[-1] for name in RUNNER_SETTINGS if name in given})
     folder, moment = (given.pop(name, [default])[-1] for name, default in (("out", None), ("moment", RANKED)))
     if moment not in (*MOMENTS, RANKED):
         raise ConfigError(f"--moment must be 'received', 'trained', or 'ranked', got {reprlib.repr(moment)}.")
@@ -95,7 +99,7 @@ def parse_sweep(words: Sequence[str], consent: CodeConsent = NO_CONSENT) -> Swee
     plan = Plan(tuple(axes), moment, fixed, {point.label: point.values for point in points})
     first = points[0]
     name = Path(files[0]).stem if files else f"{short_name(first.method)}-{short_name(first.experiment.data.name)}"
-    return Sweep(plan, points, invalid, None if folder is None else Path(folder), safe_file_name(name))
+    return Sweep(plan, points, invalid, None if folder is None else Path(folder), safe_file_name(name), runner)
 
 
 def read_plan(folder: Path) -> Plan | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import ClientWeights
 from fedtailor.core.fields import FractionBelow1
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.model import Inputs, Model
@@ -60,8 +61,8 @@ class Averaged(Method):
         return self.inner.sequential_clients
 
     @property
-    def uses_plain_mean(self) -> bool:
-        return self.inner.uses_plain_mean
+    def mean_weights(self) -> ClientWeights | None:
+        return self.inner.mean_weights
 
     def init_server(self, setup: Setup) -> Tree:
         return self.inner.init_server(setup)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import ClientWeights
 from fedtailor.core.fields import InnerFraction, NonNegative, NonNegativeInt, Positive
 from fedtailor.core.local_training import ScheduledMethod
 from fedtailor.core.method import Exchange, Setup
@@ -71,8 +72,8 @@ class FedAPM(ScheduledMethod):
         self.require(trains, "epochs_shared", "above 0, because otherwise nothing is trained")
 
     @property
-    def uses_plain_mean(self) -> bool:
-        return True
+    def mean_weights(self) -> ClientWeights | None:
+        return "uniform"
 
     def init_server(self, setup: Setup) -> Tree:
         return {"params": setup.split(self.split)[0]}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedtailor.core.batch import Batch
 from fedtailor.core.client_context import ClientContext
-from fedtailor.core.client_weights import AveragingMethod
+from fedtailor.core.client_weights import AveragingMethod, ClientWeights
 from fedtailor.core.fields import NonNegativeInt, Positive
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Setup
@@ -54,6 +54,10 @@ class FedAS(AveragingMethod, LocalTraining):
         return {"params": params, **new}, upload | (
             {"fisher": _fisher(ctx, params)} if self.weights == "fisher" else {}
         )
+
+    @property
+    def mean_weights(self) -> ClientWeights | None:
+        return None if self.weights == "fisher" else self.weights
 
     def round_weights(self, exchange: Exchange) -> Tensor | None:
         if self.weights != "fisher":

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.client_weights import ClientWeights
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Setup
 from fedtailor.core.trees import Tree
@@ -35,8 +36,8 @@ class Local(LocalTraining):
         return not self.sampled
 
     @property
-    def uses_plain_mean(self) -> bool:
-        return True
+    def mean_weights(self) -> ClientWeights | None:
+        return "uniform"
 
     def init_server(self, setup: Setup) -> Tree:
         return {}

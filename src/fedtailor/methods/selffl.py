@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.client_weights import ClientWeights, WeightedMethod
-from fedtailor.core.fields import FractionBelow1, NonNegativeInt, Positive, PositiveInt
+from fedtailor.core.fields import FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt
 from fedtailor.core.local_training import ScheduledMethod
 from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.training_settings import plain_sgd
@@ -95,7 +95,7 @@ class SelfFL(WeightedMethod, ScheduledMethod):
     Together they determine where a client starts, how many steps it takes, and its weight in the mean. While the model
     still converges, its variance reflects this movement, so the first `warmup` rounds are FedAvg. `augmented` selects
     Algorithm 2. `clusters` selects the variant of Appendix G.4: the mean is over the last models of all clusters
-    instead of the clients of the round.
+    instead of the clients of the round. `known_between` and `known_within` are the true variances of generated data.
     """
 
     sends_global_model: ClassVar[bool] = True
@@ -115,6 +115,8 @@ class SelfFL(WeightedMethod, ScheduledMethod):
     smoothing: Annotated[bool, "move θ by the fraction of participating clients"] = True
     augmented: Annotated[bool, "Algorithm 2: variances and mean of local minima, twice the communication"] = False
     minimum_steps: Annotated[PositiveInt, "additional steps to a local minimum, if augmented"] = 100
+    known_between: Annotated[NonNegative | None, "σ_0², if it is known; none: estimated (Eq. 14)"] = None
+    known_within: Annotated[Positive | None, "N_m σ_m², if it is known, as in Eq. 16; none: estimated (Eq. 13)"] = None
     clusters: Annotated[tuple[int, ...], "cluster of each client, 0 to K − 1; none: no clusters"] = ()
     download: ClassVar[str] = "model, 2 scalars"
     upload: ClassVar[str] = "model, 1 scalar"
@@ -135,8 +137,10 @@ class SelfFL(WeightedMethod, ScheduledMethod):
         like = setup.like
         server: Tree = {
             "params": setup.params,
-            "between": like.new_zeros(()),
-            "variances": like.new_full((setup.num_clients,), _UNKNOWN),
+            "between": like.new_full((), self.known_between or 0.0),
+            "variances": like.new_full((setup.num_clients,), _UNKNOWN)
+            if self.known_within is None
+            else self.known_within / setup.sizes.to(like),
         }
         count = len(set(self.clusters))
         if not count:
@@ -173,23 +177,26 @@ class SelfFL(WeightedMethod, ScheduledMethod):
         return repeat(message, len(clients))
 
     def train(self, ctx: ClientContext, state: Tree, message: Tree) -> tuple[Tree, Tree]:
-        adapt = (state["count"] >= 2) & (ctx.round > self.warmup)
-        start, steps = self._start(ctx, state, message, adapt), self._steps(ctx, state, message, adapt)
+        variance, is_known = self._variance(ctx, state)
+        before, adapt = state | {"variance": variance}, is_known & (ctx.round > self.warmup)
+        start, steps = self._start(ctx, before, message, adapt), self._steps(ctx, before, message, adapt)
         max_steps, lr = max(self.max_steps, self.default_steps), self.scheduled(ctx, self.lr)
         params = ctx.optimize(ctx.loss, start, lr=lr, steps=steps, max_steps=max_steps)
         new: Tree = {"params": params, "steps": steps}
         if self.augmented:
             new["minimum"] = ctx.optimize(ctx.loss, params, lr=lr, steps=self.minimum_steps)
         new = state | new | self._update_statistics(ctx, state, new["minimum"] if self.augmented else params)
-        upload = {"params": params, "variance": torch.where(new["count"] >= 2, new["variance"], _UNKNOWN)}
+        variance, is_known = self._variance(ctx, new)
+        upload = {"params": params, "variance": torch.where(is_known, variance, _UNKNOWN)}
         return new, upload | ({"minimum": new["minimum"]} if self.augmented else {})
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         models = exchange.received["minimum" if self.augmented else "params"]
         clients = torch.tensor(exchange.clients, device=server["variances"].device)
-        spread = _variance_over_clients(exchange.model.trainable(models))
         variances = server["variances"].index_copy(0, clients, exchange.received["variance"])
-        new = server | {"between": spread if len(clients) > 1 else server["between"], "variances": variances}
+        new = server | {"variances": variances}
+        if self.known_between is None and len(clients) > 1:
+            new["between"] = _variance_over_clients(exchange.model.trainable(models))
         if exchange.round <= self.warmup:
             return new | {"params": mean(models, self.round_weights(exchange))}
         own = _fill_unknown(exchange.received["variance"], variances)
@@ -215,6 +222,12 @@ class SelfFL(WeightedMethod, ScheduledMethod):
         weights = client_weight(after["between"], _fill_unknown(variances, variances))
         gains = torch.where(variances >= 0, 1 + variances * (weights.sum() - weights).clamp(min=0), 1.0)
         return {"between": after["between"], "variances": variances, "gains": gains}
+
+    def _variance(self, ctx: ClientContext, state: Tree) -> tuple[Tensor, Tensor]:
+        """Return σ_m², and whether it is known; its estimate requires two counted rounds."""
+        if self.known_within is None:
+            return state["variance"], state["count"] >= 2
+        return self.known_within / ctx.size, torch.ones_like(ctx.size, dtype=torch.bool)
 
     def _others(self, state: Tree, message: Tree) -> tuple[Tensor, Tensor]:
         """Return w_m and Σ_{k≠m} w_k, which is set to 0 where it is within the rounding error of the total."""

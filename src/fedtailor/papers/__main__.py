@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 
 from fedtailor.errors import FedTailorError
+from fedtailor.papers.claims import CLAIM_HEADINGS, claim_lines, judge
 from fedtailor.papers.definition import PAPERS, load_paper
 from fedtailor.papers.overview import (
     SHOW_HEADINGS,
@@ -20,11 +21,14 @@ from fedtailor.papers.overview import (
     summarize,
 )
 from fedtailor.papers.running import SEEDS, compare, default_results, read_done, run, select_cells
+from fedtailor.tasks.choice import RUNNER_SETTINGS, choose_runner, fill_ray_address
+from fedtailor.tasks.task import Runner
+from fedtailor.training.signals import Interrupted
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command."""
-    options = _parser().parse_args(words)
+    options = _parser().parse_args(fill_ray_address(sys.argv[1:] if words is None else words))
     try:
         if options.command == "list":
             _print_lines([line for paper in map(load_paper, PAPERS) for line in list_lines(paper)])
@@ -35,22 +39,31 @@ def main(words: Sequence[str] | None = None) -> None:
             _print_lines(missing_lines(cells))
             count = run(
                 options.paper, options.table, only=options.only, seeds=options.seeds, device=options.device,
-                workers=options.workers, seconds=options.seconds, results=path, override=options.override,
+                runner=_runner(options), seconds=options.seconds, results=path, override=options.override,
             )  # fmt: skip
             _print_lines([*failure_lines(path), f"{count} runs were added to {path}"])
             return
         done = read_done(path)
-        comparisons = compare(cells, done)
+        comparisons, paper = compare(cells, done), load_paper(options.paper)
+        tables = paper.select(options.table)
+        judged = judge(paper, done, tables if options.table else None, options.override)
         if options.json:
-            print(json.dumps(summarize(comparisons, done), indent=1))
+            claims = [dict(zip(CLAIM_HEADINGS, one.row(), strict=True)) for one in judged]
+            print(json.dumps({"rows": summarize(comparisons, done), "claims": claims}, indent=1, ensure_ascii=False))
         else:
             for title, own in by_table(comparisons).items():
                 print(title)
                 _print_rows([SHOW_HEADINGS, *show_rows(own)])
-            paper = load_paper(options.paper)
-            _print_lines(note_lines(paper, paper.select(options.table)))
+            _print_lines([*claim_lines(judged), *note_lines(paper, tables)])
     except FedTailorError as error:
         sys.exit(f"fedtailor: {error}")
+    except KeyboardInterrupt as stop:
+        print(f"{stop} To continue, run the same command again.".strip(), file=sys.stderr)
+        sys.exit(stop.code if isinstance(stop, Interrupted) else 130)
+
+
+def _runner(options: argparse.Namespace) -> Runner:
+    return choose_runner(**{name: getattr(options, name) for name in RUNNER_SETTINGS})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,7 +82,10 @@ def _parser() -> argparse.ArgumentParser:
             continue
         one.add_argument("--seeds", type=lambda text: [*map(int, text.split(","))], default=SEEDS)
         one.add_argument("--device", default="auto")
-        one.add_argument("--workers", type=int, default=1, help="processes, also on one GPU")
+        one.add_argument("--parallel", type=int, help="processes at once, also on one GPU")
+        one.add_argument("--ray", metavar="[ADDRESS]", help="run on a Ray cluster; default: a local one")
+        one.add_argument("--cpus-per-run", type=float, help="cores of each run at the same time")
+        one.add_argument("--gpus-per-run", type=float, help="GPUs of each run at the same time, such as 0.5")
         one.add_argument("--seconds", type=float, default=inf, help="start no run after this time")
     return parser
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -15,12 +15,15 @@ from fedtailor.errors import ConfigError, unknown_name
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.networks.layers import Network
-from fedtailor.papers.definition import Column, Paper, PaperTable, Row, Settings, merge, number_at
+from fedtailor.papers.definition import Column, Paper, PaperTable, Report, Row, Settings, merge, number_at
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.simulate import make_config
 
 _PARTS = ("data", "network", "training")
-_WITHOUT_EFFECT = ("seed", "engine", "chunk_size", "device", "checkpoint_every", "max_failures")  # on a run's scores
+_WITHOUT_EFFECT = (  # on a run's scores
+    "seed", "engine", "actors", "actor_engine", "ray_address", "chunk_size", "device", "checkpoint_every",
+    "max_failures",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Setup:
     def describe(self) -> dict[str, Any]:
         """Return all settings that affect a result, including defaults, without those that are off or none."""
         config = {k: v for k, v in asdict(self.config).items() if k not in _WITHOUT_EFFECT}
+        if self.config.precision == "float32":  # full precision: mixed precision is off
+            del config["precision"]
         data = {k: v for k, v in asdict(self.data).items() if k not in ("seed", "folder")}
         network = {"name": _network_name(self.network), **asdict(self.network)}
         parts = {"method": _describe_method(self.method), "data": {"name": self.data.name, **data}, "network": network}
@@ -61,6 +66,11 @@ class Cell:
     @property
     def label(self) -> str:
         return f"{self.table.id}, {self.row.label}, {self.column.key}"
+
+    @property
+    def report(self) -> Report:
+        """Which of a run's scores is printed, and how."""
+        return replace(self.paper.report, **self.table.report)
 
     @property
     def printed(self) -> float | None:
@@ -102,12 +112,14 @@ class Cell:
 
     @property
     def score(self) -> tuple[str, str]:
-        """The keys of the printed score in a result: the metric with its moment and statistic, and last or best."""
-        report, setup = self.paper.report, self.setup
+        """The keys of the printed score in a result: the metric with its moment and statistic, and last, best, or a
+        round, such as round_10."""
+        report, setup = self.report, self.setup
         wanted = self.row.moment or report.moment
         moment = setup.method.ranking_moment if wanted == "ranked" else wanted
         name = f"global_{self.column.metric}_received" if self.row.common_model else f"{self.column.metric}_{moment}"
-        return f"{name}/{self.column.statistic or report.statistic}", report.choice
+        choice = report.choice if self.column.round is None else f"round_{self.column.round}"
+        return f"{name}/{self.column.statistic or report.statistic}", choice
 
 
 def data_state(data: Data) -> str:

@@ -1,8 +1,9 @@
 """What a paper printed and with which settings: one TOML file per paper, read into dataclasses."""
 
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from math import isnan
 from typing import Any, Literal, TypeVar
@@ -12,6 +13,7 @@ from fedtailor.errors import ConfigError, unknown_name
 
 PAPERS = ("fedapa", "fedapm", "fedlag", "selffl")
 Settings = Mapping[str, Any]  # of a run: settings of training, and the tables data, network, and training
+CURVE_ROUNDS = (10, 50, 100, 200, 300)  # at which results keep all metrics
 T = TypeVar("T")
 
 
@@ -23,11 +25,14 @@ class Column:
     settings: Settings = field(default_factory=dict)
     fields: Settings = field(default_factory=dict)  # of the methods in the paper's rows
     metric: str = "accuracy"
+    round: int | None = None  # of the printed value, instead of the paper's choice: one of CURVE_ROUNDS
     statistic: str | None = None  # instead of the paper's: weighted, mean, worst_tenth, or largest_tenth_weighted
     missing: str = ""  # why this column cannot be run
 
     def __post_init__(self) -> None:
         check_fields(self, "column.")
+        if self.round not in (None, *CURVE_ROUNDS):
+            raise ConfigError(f"column.round must be one of {CURVE_ROUNDS}, got {self.round}.")
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ OURS = (
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of a paper."""
+    """A table or figure of a paper."""
 
     id: str
     title: str
@@ -69,6 +74,9 @@ class PaperTable:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     settings: Settings = field(default_factory=dict)
+    report: Settings = field(default_factory=dict)  # where it differs from the paper's
+    variant: str = ""  # how the settings differ from the paper's; empty: they do not
+    baselines: bool = True  # whether our baselines are run beside the paper's rows
     missing: str = ""  # why the table cannot be run
 
     def __post_init__(self) -> None:
@@ -84,7 +92,24 @@ class PaperTable:
     @property
     def all_rows(self) -> tuple[Row, ...]:
         """The paper's rows, and the baselines that are run beside them."""
-        return self.rows if self.missing else (*self.rows, *OURS)
+        return (*self.rows, *OURS) if self.baselines and not self.missing else self.rows
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Tables once more, with other settings than the paper's: the table-1 of a variant small is table-1-small."""
+
+    key: str
+    what: str
+    why: str
+    tables: tuple[str, ...]
+    settings: Settings
+
+    def apply(self, table: PaperTable) -> PaperTable:
+        """Return the table with the settings of this variant."""
+        settings = merge([table.settings, self.settings])
+        title = f"{table.title}; not the paper's setting: {self.what}"
+        return replace(table, id=f"{table.id}-{self.key}", title=title, settings=settings, variant=self.what)
 
 
 @dataclass(frozen=True)
@@ -101,6 +126,36 @@ class Suspect:
 
     where: str
     why: str
+    answer: str = ""  # the evidence and its command, or the run that will answer it
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says about its tables, if possible as comparisons of cells that can be checked: in each column, a
+    row is ahead of other rows (`row`), or in each row, a column is ahead of the other columns (`column`)."""
+
+    text: str
+    where: str = ""  # in the paper
+    tables: tuple[str, ...] = ()  # ids, or their beginnings
+    row: str | None = None
+    over: tuple[str, ...] = ()  # labels of the rows that it is ahead of; (): all other rows of the paper
+    columns: tuple[str, ...] = ()  # (): all
+    column: str | None = None
+    margin: float = 0  # ahead by more than this, in the unit of the table
+    at_least: int | None = None  # in so many comparisons; None: in all
+    lower_is_better: bool = False
+    missing: str = ""  # why a claim that has neither row nor column cannot be checked with these tables
+    found: str = ""  # what our results say about such a claim
+
+    def __post_init__(self) -> None:
+        check_fields(self, "claim.")
+        if self.row is not None and self.column is not None:
+            raise ConfigError(f"The claim '{self.text}' must have either a row or a column.")
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether the claim is checked by comparisons of cells."""
+        return self.row is not None or self.column is not None
 
 
 @dataclass(frozen=True)
@@ -127,16 +182,20 @@ class Paper:
     report: Report
     settings: Settings
     tables: tuple[PaperTable, ...]
+    claims: tuple[Claim, ...] = ()
     choices: tuple[Choice, ...] = ()
     suspects: tuple[Suspect, ...] = ()
+    variants: tuple[Variant, ...] = ()
 
     def select(self, table: str | None = None) -> list[PaperTable]:
-        """Return the table with an id, or all tables whose ids start with it, such as table-1-20-clients for table-1.
+        """Return the table with an id, or else its parts, such as table-1-20-clients of table-1, or figure-4a of
+        figure-4.
 
         >>> [table.id for table in load_paper("fedapa").select("table-1")]
         ['table-1-20-clients', 'table-1-50-clients']
         """
-        found = [one for one in self.tables if table is None or one.id == table or one.id.startswith(f"{table}-")]
+        exact = [one for one in self.tables if table is None or one.id == table]
+        found = exact or [one for one in self.tables if re.fullmatch(rf"{re.escape(str(table))}([a-z]|-.*)", one.id)]
         if not found:
             raise unknown_name(f"table of {self.name}", str(table), [one.id for one in self.tables])
         return found
@@ -157,11 +216,16 @@ def load_paper(name: str) -> Paper:
 def parse_paper(key: str, raw: Mapping[str, Any]) -> Paper:
     """Return a paper from the content of its file; an unknown key raises `ConfigError`."""
     rest = dict(raw)
-    tables = tuple(_parse_table(one) for one in rest.pop("table", []))
+    raw_tables = rest.pop("table", [])
+    tables = tuple(_parse_table({k: v for k, v in one.items() if k != "claims"}) for one in raw_tables)
+    variants = tuple(_make(Variant, _frozen_values(one)) for one in rest.pop("variant", []))
+    tables += tuple(one.apply(table) for one in variants for table in tables if table.id in one.tables)
+    claims = _parse_claims(rest.pop("claim", []), raw_tables)
     choices = tuple(_make(Choice, one) for one in rest.pop("choice", []))
     suspects = tuple(_make(Suspect, one) for one in rest.pop("suspect", []))
     made = {"key": key, "report": _make(Report, rest.pop("report", {})), "settings": rest.pop("settings", {})}
-    return _make(Paper, rest | made | {"tables": tables, "choices": choices, "suspects": suspects})
+    made |= {"tables": tables, "claims": claims, "choices": choices, "suspects": suspects, "variants": variants}
+    return _make(Paper, rest | made)
 
 
 def merge(parts: Iterable[Settings]) -> dict[str, Any]:
@@ -185,12 +249,23 @@ def number_at(numbers: tuple[float, ...], position: int) -> float | None:
 
 def _parse_table(raw: Mapping[str, Any]) -> PaperTable:
     columns = tuple(_make(Column, one) for one in raw.get("columns", []))
-    rows = tuple(_make(Row, {name: _frozen(value) for name, value in one.items()}) for one in raw.get("rows", []))
+    rows = tuple(_make(Row, _frozen_values(one)) for one in raw.get("rows", []))
     return _make(PaperTable, {**raw, "columns": columns, "rows": rows})
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _parse_claims(raw: Sequence[Mapping[str, Any]], raw_tables: Sequence[Mapping[str, Any]]) -> tuple[Claim, ...]:
+    """Return the claims of a paper and those inside its tables; a claim that several tables have is returned once."""
+    inside = [{"tables": [table["id"]], **one} for table in raw_tables for one in table.get("claims", [])]
+    tables: dict[Claim, tuple[str, ...]] = {}
+    for one in [*raw, *inside]:
+        claim = _make(Claim, _frozen_values(one))
+        key = replace(claim, tables=())
+        tables[key] = tables.get(key, ()) + claim.tables
+    return tuple(replace(claim, tables=found) for claim, found in tables.items())
+
+
+def _frozen_values(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
 
 
 def _make(kind: type[T], values: Mapping[str, Any]) -> T:

@@ -1,66 +1,71 @@
-"""Run many jobs in several processes. Every result is one line of a file, so a stopped script can continue."""
+"""Run many jobs, perhaps at the same time. Every result is one line of a file, so a stopped script can continue."""
 
 import json
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
 from math import inf
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fedtailor.progress import OnRoundEnd, ProgressDisplay
+from fedtailor.tasks.task import InThisProcess, Runner, Task
+
+log = logging.getLogger("fedtailor")
 Job = TypeVar("Job")
 Result = dict[str, Any]
 
 
 def run_jobs(
-    run: Callable[[Job], Result], jobs: Sequence[Job], results: Path, workers: int = 1, seconds: float = inf
+    run: Callable[[Job, OnRoundEnd], Result],
+    jobs: Sequence[Job],
+    results: Path,
+    runner: Runner | None = None,
+    seconds: float = inf,
+    label: Callable[[Job], tuple[str, int | None]] = lambda job: (str(job), None),
 ) -> int:
     """Run jobs and append each result to the file as soon as it is there; start no job after so many seconds. Return
-    the number of jobs that were run. With several workers, `run` must be a function of a module, for `spawn`.
+    the number of jobs that were run; a job that fails is logged, and the others go on.
+
+    For a runner in other processes, `run` must be a function of a module. `label` returns what the progress display
+    shows for a job, and its number of rounds.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     run_jobs(lambda job: {"square": job * job}, [2, 3], Path(folder, "results.jsonl"))
+    ...     run_jobs(lambda job, on_round_end: {"square": job * job}, [2, 3], Path(folder, "results.jsonl"))
     2
     """
+    if not jobs:
+        return 0
     results.parent.mkdir(parents=True, exist_ok=True)
-    started, count = time.monotonic(), 0
-    in_time = _until(jobs, started + seconds)
+    runner, deadline, count = runner or InThisProcess(), time.time() + seconds, 0
+    tasks = [Task(*label(job), partial(_run_in_time, run, job, deadline)) for job in jobs]
     with results.open("a", encoding="utf-8") as file:
         if not _ends_line(results):
             file.write("\n")  # a line that a killed process left unfinished
-        for result in map(run, in_time) if workers == 1 else _in_processes(run, in_time, workers):
-            file.write(json.dumps(result) + "\n")
-            file.flush()
-            count += 1
+        with ProgressDisplay(len(jobs)) as display, closing(runner.run(tasks, display)) as outcomes:
+            for position, outcome in outcomes:
+                if outcome.failure is not None:
+                    log.warning("%s failed: %s", tasks[position].label, outcome.failure)
+                elif outcome.value is not None:
+                    file.write(json.dumps(outcome.value) + "\n")
+                    file.flush()
+                    count += 1
     return count
+
+
+def _run_in_time(
+    run: Callable[[Job, OnRoundEnd], Result], job: Job, deadline: float, on_round_end: OnRoundEnd
+) -> Result | None:
+    return run(job, on_round_end) if time.time() < deadline else None
 
 
 def read_results(path: Path) -> list[Result]:
     """Return the results in a file, in their order; a last line that was not finished is left out."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def _until(jobs: Iterable[Job], end: float) -> Iterator[Job]:
-    for job in jobs:
-        if time.monotonic() >= end:
-            return
-        yield job
-
-
-def _in_processes(run: Callable[[Job], Result], jobs: Iterator[Job], workers: int) -> Iterator[Result]:
-    with ExitStack() as stack:
-        pool = stack.enter_context(ProcessPoolExecutor(workers, mp_context=get_context("spawn")))
-        running: set[Future[Result]] = {pool.submit(run, job) for _, job in zip(range(workers), jobs, strict=False)}
-        while running:
-            finished = next(as_completed(running))
-            running.remove(finished)
-            yield finished.result()
-            if (job := next(jobs, None)) is not None:
-                running.add(pool.submit(run, job))
 
 
 def _ends_line(path: Path) -> bool:

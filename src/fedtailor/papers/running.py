@@ -1,31 +1,41 @@
 """Run the cells of a paper's tables, and compare their scores with the printed ones."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib.util import find_spec
 from math import hypot, inf, isfinite
 from pathlib import Path
+from shutil import rmtree
 from statistics import mean, stdev
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from fedtailor.core.method import Method
+from fedtailor.core.model import Model
 from fedtailor.data.dataset import Data
 from fedtailor.data.federation import Federation
-from fedtailor.errors import FedTailorError, RunError
+from fedtailor.errors import ConfigError, FedTailorError, RunError
 from fedtailor.networks import network
 from fedtailor.papers.cells import Cell, Setup, make_cells, parse_overrides
-from fedtailor.papers.definition import load_paper
+from fedtailor.papers.definition import CURVE_ROUNDS, load_paper
 from fedtailor.papers.jobs import Result, read_results, run_jobs
+from fedtailor.progress import OnRoundEnd
 from fedtailor.runs.records import Record
 from fedtailor.runs.run import MOMENTS, Run
+from fedtailor.tasks.task import Runner
+from fedtailor.training.config import TrainingConfig
 from fedtailor.training.simulate import train
 from fedtailor.version import VERSION
 
 SEEDS = (0, 1, 2)
 _STATISTICS = {"weighted": "", "mean": "_mean"}  # -> the end of a record's key
+_TRAIN_LOSS = "train_loss"
 _TENTHS = ("worst_tenth", "largest_tenth_weighted")
 Results = Mapping[tuple[str, int], Result]  # (fingerprint, seed) -> result
 
@@ -40,6 +50,11 @@ class Job:
     device: str
 
     @property
+    def shown(self) -> tuple[str, int]:
+        """What a progress display shows, and the number of rounds."""
+        return f"{self.label}, seed {self.seed}", self.setup.config.num_rounds
+
+    @property
     def key(self) -> tuple[str, int]:
         return self.setup.fingerprint, self.seed
 
@@ -50,6 +65,8 @@ class CellResult:
 
     cell: Cell
     scores: tuple[float, ...]  # one per seed, in the paper's unit
+    seeds: tuple[int, ...] = ()
+    error: str = ""  # of a run that diverged
 
     @property
     def mean(self) -> float | None:
@@ -94,7 +111,10 @@ def select_cells(
     [84.41, 84.76, 85.85, 84.02, 82.95]
     """
     found, overrides = load_paper(paper), parse_overrides(override)
-    return [cell for one in found.select(table) for cell in make_cells(found, one, only, overrides)]
+    cells = [cell for one in found.select(table) for cell in make_cells(found, one, only, overrides)]
+    if not cells and only:
+        raise ConfigError(f"No cell of {paper}{f' {table}' if table else ''} matches '{','.join(only)}'.")
+    return cells
 
 
 def make_jobs(cells: Sequence[Cell], seeds: Sequence[int] = SEEDS, device: str = "auto") -> list[Job]:
@@ -119,12 +139,13 @@ def run(
     only: Sequence[str] = (),
     seeds: Sequence[int] = SEEDS,
     device: str = "auto",
-    workers: int = 1,
+    runner: Runner | None = None,
     seconds: float = inf,
     results: Path | None = None,
     override: Sequence[str] = (),
 ) -> int:
     """Run what is missing of a table and return how many runs were made; each is one line of the file of results.
+    A runner in other processes is one of `tasks.choice.choose_runner`.
 
     >>> from tempfile import TemporaryDirectory
     >>> tiny = ["rounds=1", "data.name=digits", "data.min_size=2", "data.test=0.25", "network.name=mlp"]
@@ -137,7 +158,8 @@ def run(
     done = read_done(path)
     cells = [cell for cell in select_cells(paper, table, only, override) if not cell.why_not]
     jobs = [job for job in make_jobs(cells, seeds, device) if job.key not in done]
-    return run_jobs(run_job, jobs, path, min(workers, max(1, len(jobs))), seconds)
+    with _checkpoint_folder(path.parent, runner) as folder:
+        return run_jobs(partial(_run_in_folder, folder), jobs, path, runner, seconds, lambda job: job.shown)
 
 
 def read_done(path: Path) -> dict[tuple[str, int], Result]:
@@ -150,27 +172,65 @@ def compare(cells: Sequence[Cell], done: Results) -> list[CellResult]:
     by_setup: dict[str, list[Result]] = {}
     for (fingerprint, _), result in sorted(done.items()):
         by_setup.setdefault(fingerprint, []).append(result)
-    return [CellResult(cell, () if cell.missing else _scores(cell, by_setup)) for cell in cells]
+    return [CellResult(cell, ()) if cell.missing else _compare(cell, by_setup) for cell in cells]
 
 
-def run_job(job: Job) -> Result:
+@contextmanager
+def _checkpoint_folder(parent: Path, runner: Runner | None) -> Iterator[Path | None]:
+    """Yield a folder for checkpoints of runs whose processes may die. It is removed afterward, because a later command
+    may have other code. Without safetensors, there are no checkpoints, and such runs start again from round 1."""
+    if runner is None or runner.is_this_process or find_spec("safetensors") is None:
+        yield None
+        return
+    parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".runs-", dir=parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder).absolute()
+
+
+def _run_in_folder(folder: Path | None, job: Job, on_round_end: OnRoundEnd) -> Result:
+    path = None if folder is None else folder / f"{job.setup.fingerprint}-seed{job.seed}"
+    result = run_job(job, on_round_end, path)
+    if path is not None:
+        rmtree(path, ignore_errors=True)
+    return result
+
+
+def run_job(job: Job, on_round_end: OnRoundEnd | None = None, folder: Path | None = None) -> Result:
     """Train and return the result; a run that fails has the key "error" instead of scores, and "repeat" if the reason
     may not be the method: missing data, or not enough memory."""
     setup, started = job.setup, time.perf_counter()
     about: Result = {"run": job.label, "fingerprint": setup.fingerprint, "seed": job.seed, "settings": setup.describe()}
     config = replace(setup.config, seed=job.seed, device=job.device)
     if torch.cuda.is_available():
-        torch.set_num_threads(1)  # several processes share the cores
         torch.cuda.empty_cache()
     try:
         fed = _load(replace(setup.data, seed=job.seed))
         model = network(about["settings"]["network"]["name"], fed, **vars(setup.network))
-        outcome: Result = {"scores": _collect(train(config, setup.method, model, fed), config.metrics or ["accuracy"])}
+        found = _train(config, setup.method, model, fed, on_round_end, folder)
+        outcome: Result = {"scores": _collect(found, config.metrics or ["accuracy"])}
     except (FedTailorError, RuntimeError, OSError) as error:
         outcome = {"error": str(error), "repeat": not isinstance(error, RunError)}
     device = torch.cuda.get_device_name() if config.torch_device.type == "cuda" else "CPU"
     versions = {"device": device, "torch": torch.__version__, "fedtailor": VERSION}
     return about | outcome | {"seconds": round(time.perf_counter() - started, 1), "date": str(date.today())} | versions
+
+
+def _train(
+    config: TrainingConfig,
+    method: Method,
+    model: Model,
+    fed: Federation,
+    on_round_end: OnRoundEnd | None,
+    folder: Path | None,
+) -> Run:
+    """Train, or continue the run of a process that died."""
+    if folder is None or not (folder / "experiment.toml").is_file():
+        return train(config, method, model, fed, on_round_end, folder)
+    from fedtailor.runs.files import folder_lock  # needs safetensors, like all run folders
+    from fedtailor.training.resume import continue_run, newest_checkpoint
+
+    with folder_lock(folder):
+        return continue_run(folder, config, method, model, fed, newest_checkpoint(folder), on_round_end)
 
 
 @lru_cache(maxsize=2)
@@ -179,16 +239,18 @@ def _load(data: Data) -> Federation:
 
 
 def _collect(found: Run, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return metric_moment/statistic -> its value in the last round, its best value, and the round of the latter."""
+    """Return metric_moment/statistic -> its value in the last round, its best value with its round, and its values in
+    `CURVE_ROUNDS` as far as these were evaluated."""
     scores: dict[str, dict[str, float]] = {}
-    pick = max if found.info["higher_is_better"] else min
-    for metric in (*metrics, *(f"global_{name}" for name in metrics)):
+    for metric in (*metrics, *(f"global_{name}" for name in metrics), _TRAIN_LOSS):
+        pick = max if found.info["higher_is_better"] and metric != _TRAIN_LOSS else min
         for moment in MOMENTS:
             for statistic, end in _STATISTICS.items():
                 curve = _curve(found.records, f"{metric}_{moment}{end}")
                 if curve:
                     best = pick(curve, key=curve.__getitem__)
                     summary = {"last": curve[max(curve)], "best": curve[best], "best_round": best}
+                    summary |= {f"round_{number}": curve[number] for number in CURVE_ROUNDS if number in curve}
                     scores[f"{metric}_{moment}/{statistic}"] = summary
     for moment in MOMENTS:
         last_round, best_round = (found.summarize(moment, choice) or {} for choice in ("last", "best_test"))
@@ -204,7 +266,10 @@ def _curve(records: Sequence[Record], key: str) -> dict[int, float]:
     return {number: value for number, value in values.items() if value is not None and isfinite(value)}
 
 
-def _scores(cell: Cell, by_setup: Mapping[str, list[Result]]) -> tuple[float, ...]:
+def _compare(cell: Cell, by_setup: Mapping[str, list[Result]]) -> CellResult:
     name, choice = cell.score
-    found = [one.get("scores", {}).get(name) for one in by_setup.get(cell.setup.fingerprint, [])]
-    return tuple(cell.paper.report.scale * one[choice] for one in found if one is not None)
+    runs = by_setup.get(cell.setup.fingerprint, [])
+    found = {run["seed"]: run.get("scores", {}).get(name, {}) for run in runs}
+    scores = {seed: cell.report.scale * one[choice] for seed, one in found.items() if choice in one}
+    error = next((str(run["error"]) for run in runs if "error" in run), "")
+    return CellResult(cell, tuple(scores.values()), tuple(scores), error)

@@ -92,7 +92,8 @@ def to_plotly(figure: Figure, choices: Mapping[str, str] | None = None) -> Any:
     if figure.legend:
         data = [trace | {"showlegend": False} for trace in data]
         data += [_legend_entry(name, marker) for name, marker in figure.legend.items()]
-        layout |= {"showlegend": True, "legend": _LEGEND_ABOVE | {"x": 1, "xanchor": "right"}}
+        own = layout.get("legend", {})
+        layout |= {"showlegend": True, "legend": _LEGEND_ABOVE | {"x": 1, "xanchor": "right"} | own}
     layout |= _header(f"{figure.title}{_shown_options(figure.choices, choices or {})}", data, layout)
     return go.Figure(data, layout | {"template": {"layout": deepcopy(dict(THEME))}})
 

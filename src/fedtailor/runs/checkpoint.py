@@ -21,7 +21,7 @@ import torch
 
 from fedtailor.core.trees import Tree, map_leaves, take
 from fedtailor.errors import DamagedRunError, FedTailorError, reason
-from fedtailor.runs.client_states import ClientStates, group_name
+from fedtailor.runs.client_states import StoredTrees, group_name
 from fedtailor.runs.files import TEMPORARY_SUFFIX, atomic_folder, checksum, remove_folder, write_and_sync
 from fedtailor.runs.serialization import pack, unpack
 
@@ -68,7 +68,7 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, round: int, server: Tree, stores: Mapping[str, ClientStates], metadata: Mapping[str, Any]
+    folder: Path, round: int, server: Tree, stores: Mapping[str, StoredTrees], metadata: Mapping[str, Any]
 ) -> None:
     """Write the checkpoint of a round, then remove all but the last two checkpoints."""
     files: dict[str, dict[str, Any]] = {}
@@ -106,7 +106,7 @@ def checkpoint_folders(folder: Path) -> list[Path]:
     return sorted((path for path in found if path.name.isdecimal() and path.is_dir()), key=lambda path: int(path.name))
 
 
-def _contents(server: Tree, stores: Mapping[str, ClientStates]) -> Iterator[tuple[str, bytes]]:
+def _contents(server: Tree, stores: Mapping[str, StoredTrees]) -> Iterator[tuple[str, bytes]]:
     initial = {kind.replace("states", "state"): s.initial for kind, s in stores.items() if kind.startswith("states")}
     yield "server.safetensors", pack({"server": server, **initial})
     for kind, store in stores.items():

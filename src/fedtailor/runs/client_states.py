@@ -4,6 +4,7 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +13,20 @@ from fedtailor.core.trees import Params, Tree, flatten, map_leaves, take
 from fedtailor.errors import RunError
 
 _MAX_MEMORY_BYTES = 2**28  # above, a file is used; it is nearly as fast as long as the page cache can hold it
+
+
+class StoredTrees(Protocol):
+    """What a checkpoint reads: one tree per client, in `ClientStates` or in other processes."""
+
+    @property
+    def initial(self) -> Tree: ...
+
+    @property
+    def bytes_per_client(self) -> int: ...
+
+    def clients(self) -> list[int]: ...
+
+    def get(self, clients: Sequence[int], device: torch.device) -> Tree: ...
 
 
 class ClientStates:

@@ -53,8 +53,9 @@ def load_run(path: str | Path) -> Run:
     if found is None or problems or not is_complete(experiment, records):
         why = problems[0] if problems else f"The last checkpoint of the run in '{folder}' is missing."
         raise DamagedRunError(f"{why.rstrip('.')}; to repair the run, {resume_hint(folder)}.")
-    if found.metadata.get("environment_changes"):
-        info["environment_changes"] = found.metadata["environment_changes"]
+    for name in ("environment_changes", "engine_changes"):
+        if found.metadata.get(name):
+            info[name] = found.metadata[name]
     with read_errors(folder):
         server = found.server()
     if info["engine"] == FLOWER_ENGINE:

@@ -36,6 +36,8 @@ class RoundRecord(TypedDict):
     epsilon: NotRequired[float]  # the privacy spent so far
     diverged: NotRequired[list[int]]  # evaluated clients whose loss is not finite
     seconds_evaluating: NotRequired[float]
+    peak_memory: NotRequired[int]  # bytes of the GPU that tensors took at most, in training and evaluation
+    peak_memory_reserved: NotRequired[int]  # bytes of the GPU that PyTorch reserved at most
     stopped_early: NotRequired[bool]  # true in the last round of a run that early stopping ended
 
 
@@ -153,6 +155,7 @@ _CHECKS: dict[str, Callable[[Any, set[str]], bool]] = {  # of the entries of a `
     "clients": _is_client_list, "diverged": _is_client_list, "missed": _is_reasons, "failed": _is_reasons,
     "method_metrics": _is_metrics,
     "bytes_up": _is_amount, "bytes_down": _is_amount, "seconds": _is_amount,
+    "peak_memory": _is_amount, "peak_memory_reserved": _is_amount,
     "stopped_early": lambda value, known: value is True,
 }  # fmt: skip
 

@@ -28,7 +28,7 @@ from fedtailor.core.untrusted_input import MAX_SETTINGS_BYTES
 from fedtailor.errors import RunError
 from fedtailor.runs import checkpoint
 from fedtailor.runs.checkpoint import Checkpoint
-from fedtailor.runs.client_states import ClientStates
+from fedtailor.runs.client_states import StoredTrees
 from fedtailor.runs.files import (
     TEMPORARY_SUFFIX,
     atomic_folder,
@@ -97,7 +97,7 @@ class RunWriter:
             return number % self._every == 0
         return time.monotonic() - self._saved_at > _CHECKPOINT_INTERVAL * self._save_seconds
 
-    def save(self, number: int, server: Tree, stores: Mapping[str, ClientStates], metadata: Mapping[str, Any]) -> None:
+    def save(self, number: int, server: Tree, stores: Mapping[str, StoredTrees], metadata: Mapping[str, Any]) -> None:
         """Save the checkpoint of a round, unless it exists."""
         if number == self._saved_round:
             return
@@ -115,6 +115,10 @@ class RunWriter:
         """Continue after a checkpoint; later records are overwritten."""
         self._saved_round, self._size = found.round, found.metadata["records"]["bytes"]
         self._hash = sha256((self._folder / "rounds.jsonl").read_bytes()[: self._size])
+
+    def restart(self) -> None:
+        """Start again from round 1, because the run has no checkpoint yet; all records are overwritten."""
+        self._saved_round, self._size, self._hash = 0, 0, sha256()
 
     def finish(self, run: Run, clients: Sequence[int] | None = None) -> None:
         """Write the personal models of these clients, by default of all clients, including held-out ones."""

@@ -68,5 +68,6 @@ class CheckpointManager:
         if self._writer is None:
             return
         stores, metadata = self._clients.snapshot()
-        metadata = {"environment_changes": self._run.info.get("environment_changes", [])} | metadata
+        changes = {name: self._run.info.get(name, []) for name in ("environment_changes", "engine_changes")}
+        metadata = {name: found for name, found in changes.items() if found or name == "environment_changes"} | metadata
         self._writer.save(len(self._run.records), self._server.state, stores, metadata)

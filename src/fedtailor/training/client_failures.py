@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtailor.core.system import to_float64
 from fedtailor.core.trees import Tree, flatten
 from fedtailor.errors import RunError, reason
 
@@ -80,7 +81,7 @@ def find_non_finite(clients: Sequence[int], parts: Mapping[str, Tree]) -> dict[i
     floats = [
         (part, path, leaf) for part, tree in parts.items() for path, leaf in flatten(tree).items() if _can_be_nan(leaf)
     ]
-    sums = {id(leaf): leaf.reshape(len(clients), leaf[0].numel()).sum(1).abs().double() for _, _, leaf in floats}
+    sums = {id(leaf): to_float64(leaf.reshape(len(clients), leaf[0].numel()).sum(1).abs()) for _, _, leaf in floats}
     if not sums or bool(torch.stack(list(sums.values())).isfinite().all()):  # one synchronization with the device
         return {}
     failures: dict[int, ClientFailure] = {}
@@ -95,7 +96,7 @@ def find_non_finite(clients: Sequence[int], parts: Mapping[str, Tree]) -> dict[i
 def check_finite(tree: Tree, number: int) -> None:
     """Raise `RunError` if the server state has NaN or infinity after round `number`."""
     floats = {path: leaf for path, leaf in flatten(tree).items() if _can_be_nan(leaf)}
-    if not floats or bool(torch.stack([leaf.sum().abs().double() for leaf in floats.values()]).isfinite().all()):
+    if not floats or bool(torch.stack([to_float64(leaf.sum().abs()) for leaf in floats.values()]).isfinite().all()):
         return  # one synchronization with the device
     for path, leaf in floats.items():
         if not bool(leaf.isfinite().all()):

@@ -39,7 +39,8 @@ def initial_model(
     """Return the model on its device and the initial parameters: `initial_weights`, or drawn from the run's seed."""
     device, dtype = config.torch_device, config.torch_dtype
     model = (model if initial_weights is None else model.with_initial_weights(initial_weights)).to(device, dtype)
-    return model, {name: p.to(device, dtype) for name, p in model.init(config.seed).items()}
+    params = {name: p.to(device, dtype) for name, p in model.init(config.seed).items()}
+    return model.with_precision(config.precision), params
 
 
 def make_shared_context(

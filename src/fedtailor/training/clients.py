@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedtailor.core.trees import Tree
-from fedtailor.runs.client_states import ClientStates
+from fedtailor.errors import RunError
+from fedtailor.runs.client_states import StoredTrees
 from fedtailor.runs.records import Values
 from fedtailor.training.round_state import ClientResults, RoundState
 from fedtailor.training.server import Server
@@ -20,8 +21,12 @@ class Evaluation:
     totals: Tree = field(default_factory=dict)  # sums of `Method.evaluation_metrics` over the clients
 
 
+class LostClientsError(RunError):
+    """The states of some clients were lost with a process or machine; `recovery.py` continues from a checkpoint."""
+
+
 class Clients(Protocol):
-    """The clients of a run. `SimulatedClients` and `FlowerClients` (package `deploy`) implement it."""
+    """The clients of a run. `SimulatedClients`, `RayClients`, and `FlowerClients` (package `deploy`) implement it."""
 
     @property
     def names(self) -> Sequence[str]: ...
@@ -55,5 +60,8 @@ class Clients(Protocol):
         """Evaluate the `received` models of these clients and, at least for `outdated` clients, which trained since
         the last evaluation, their `trained` models. No evaluation follows if `is_last`."""
 
-    def snapshot(self) -> tuple[Mapping[str, ClientStates], dict[str, Any]]:
+    def snapshot(self) -> tuple[Mapping[str, StoredTrees], dict[str, Any]]:
         """Return what a checkpoint saves: trees of every client by kind, and metadata."""
+
+    def close(self) -> None:
+        """End what only training needs, such as worker processes, after the last round; the clients stay usable."""

@@ -8,6 +8,7 @@ import torch
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.fields import Constraint, Fraction, FractionBelow1, PositiveInt, check_fields
 from fedtailor.core.metrics import METRICS, TARGETS
+from fedtailor.core.precision import Precision
 from fedtailor.errors import ConfigError
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.participation import Participation
@@ -28,12 +29,27 @@ class TrainingConfig:
     rounds: Annotated[_Rounds | None, "number of rounds; none: the length of the schedule, or 20"] = None
     batch_size: Annotated[PositiveInt, "samples per batch; a client with fewer samples uses all of them"] = 64
     participation: Annotated[Participation, "fraction of clients per round, or a range such as 0.6,1.0"] = 1.0
-    engine: Annotated[str, "how clients are trained: auto (the fastest), vectorized, pool, or sequential"] = "auto"
+    engine: Annotated[
+        str, "how clients are trained: auto (the fastest of the next three), vectorized, pool, sequential, or ray"
+    ] = "auto"
     chunk_size: Annotated[
         PositiveInt | None, "maximum clients at once in the vectorized engine; none: chosen for the device"
     ] = None
-    device: Annotated[str, "auto (a GPU if available), cpu, or cuda"] = "auto"
-    dtype: Annotated[Literal["float32", "float64"], "precision of training: float32 or float64"] = "float32"
+    actors: Annotated[
+        PositiveInt | None, "processes of the engine ray that share the clients; none: one per GPU, or else per machine"
+    ] = None
+    actor_engine: Annotated[
+        Literal["vectorized", "pool", "sequential"] | None,
+        "how each actor of the engine ray trains its clients; none: the fastest",
+    ] = None
+    ray_address: Annotated[
+        str | None, "address of a Ray cluster for the engine ray; none: RAY_ADDRESS, or a cluster on this machine"
+    ] = None
+    device: Annotated[str, "auto (an NVIDIA GPU if available), cpu, cuda, or mps"] = "auto"
+    dtype: Annotated[Literal["float32", "float64"], "of weights, states, and uploads: float32 or float64"] = "float32"
+    precision: Annotated[
+        Precision, "of products in training: float32, tf32, or bf16 (bfloat16); weights, losses, and sums stay float32"
+    ] = "float32"
     seed: Annotated[_Seed, "seed of all random numbers"] = 0
     schedule: Annotated[list[list[int]] | None, "the clients of every round, as a list of lists"] = None
     class_weights: Annotated[
@@ -76,10 +92,22 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.precision != "float32" and self.dtype != "float32":
+            raise ConfigError(f"precision '{self.precision}' needs dtype float32; remove one of the two.")
+        self._check_actors()
         if self.patience is not None and not self.validation:
             raise ConfigError("patience needs validation data; set validation to a fraction such as 0.2.")
         if self.patience is not None and self.evaluate == "participants":
             raise ConfigError("patience compares scores of the same clients; set evaluate to 'all' or to a number.")
+
+    def _check_actors(self) -> None:
+        """Raise `ConfigError` if settings of the engine 'ray' are given for another engine."""
+        given = {"actors": self.actors, "actor_engine": self.actor_engine, "ray_address": self.ray_address}
+        for name, value in given.items():
+            if value is not None and self.engine != "ray":
+                raise ConfigError(f"{name} applies only to the engine 'ray', not to '{self.engine}'; omit it.")
+        if self.engine == "ray" and self.chunk_size is not None and self.actor_engine != "vectorized":
+            raise ConfigError("chunk_size applies only to vectorized clients; set actor_engine to 'vectorized' too.")
 
     @property
     def num_rounds(self) -> int:

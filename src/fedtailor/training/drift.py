@@ -18,10 +18,10 @@ from fedtailor.training.round_state import RoundState
 MODEL_DRIFT, SHARED_DRIFT = "model_drift", "shared_drift"  # names in the record
 
 
-def record_model_drift(round_state: RoundState, model: Model, trained: Tree) -> None:
+def record_model_drift(round_state: RoundState, model: Model, trained: Tree, center: Tree | None = None) -> None:
     """Record `model_drift` of all clients of the round, whose stacked models are given."""
     started = time.perf_counter()
-    _record(round_state, round_state.clients, {MODEL_DRIFT: model_drift(model, trained)}, started)
+    _record(round_state, round_state.clients, {MODEL_DRIFT: model_drift(model, trained, center)}, started)
 
 
 def record_shared_drift(
@@ -38,8 +38,8 @@ def _record(round_state: RoundState, clients: Sequence[int], drift: Tree, starte
     round_state.metrics_seconds += time.perf_counter() - started
 
 
-def model_drift(model: Model, trained: Tree) -> Tensor:
-    """Return the Euclidean distance of each model from the unweighted mean of these stacked models.
+def model_drift(model: Model, trained: Tree, center: Tree | None = None) -> Tensor:
+    """Return the Euclidean distance of each model from the unweighted mean of these stacked models, or from `center`.
 
     >>> from torch import nn
     >>> from fedtailor.core.model import wrap
@@ -47,7 +47,9 @@ def model_drift(model: Model, trained: Tree) -> Tensor:
     >>> model_drift(linear, {"weight": torch.tensor([[[0.0, 0.0]], [[6.0, 8.0]]])})
     tensor([5., 5.])
     """
-    gaps = (leaf - leaf.mean(0) for leaf in _weights(model, trained).values())  # one at a time, to save memory
+    given = {} if center is None else _weights(model, center)
+    # one at a time, to save memory
+    gaps = (leaf - given.get(name, leaf.mean(0)) for name, leaf in _weights(model, trained).items())
     return torch.stack([gap.reshape(len(gap), -1).square().sum(1) for gap in gaps]).sum(0).sqrt()
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import isfinite, isnan
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from fedtailor.core.batch import SharedContext
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.method import Method
+from fedtailor.core.system import to_float64
 from fedtailor.core.trees import Tree, take
 from fedtailor.runs.records import COMMON, GLOBAL, TRAIN, Values
 from fedtailor.training.engines import Engine, EngineChoice
@@ -23,9 +25,14 @@ class Evaluator:
     """Computes the loss and metrics of personal models on the samples of their clients."""
 
     method: Method
-    shared: SharedContext  # with the model in evaluation mode
+    shared: SharedContext  # of training
     engine_choice: EngineChoice
     _engines: dict[SampleIndex, Engine] = field(default_factory=dict)
+
+    @cached_property
+    def _context(self) -> SharedContext:
+        """The context with the model as it is exported and deployed: in evaluation mode and in float32."""
+        return replace(self.shared, model=self.shared.model.eval_mode.with_precision("float32"))
 
     @torch.no_grad()
     def __call__(
@@ -37,7 +44,7 @@ class Evaluator:
         class, is omitted from that metric. If its loss is not finite either, its model diverged: the NaN is kept, and
         the mean becomes NaN too.
         """
-        model = self.shared.model
+        model = self._context.model
         results: dict[str, Values] = {name: {} for name in ("loss", *model.metrics) if only in (None, name)}
         positions = [position for position, client in enumerate(clients) if samples.sizes[client]]
         if not positions:
@@ -47,7 +54,7 @@ class Evaluator:
         cpu_outputs = outputs.cpu()  # one transfer, because metrics read many single values
         for position, client in enumerate(clients):
             targets = self.shared.y[samples[client]]
-            loss = float(model.losses(outputs[position, : len(targets)], targets).double().mean())
+            loss = float(to_float64(model.losses(outputs[position, : len(targets)], targets)).mean())
             client_outputs, targets = cpu_outputs[position, : len(targets)], targets.cpu()
             for name, values in results.items():
                 value = loss if name == "loss" else float(model.metrics[name].function(client_outputs, targets))
@@ -63,7 +70,7 @@ class Evaluator:
             return {"outputs": ctx.map_samples(lambda x: self.method.logits(ctx.model, model, x), width)}
 
         if samples not in self._engines:
-            self._engines[samples] = self.engine_choice.build(self.shared, samples)
+            self._engines[samples] = self.engine_choice.build(self._context, samples)
         outputs: Tensor = self._engines[samples].apply(predict, 0, clients, personal)["outputs"]
         return outputs
 

@@ -17,7 +17,7 @@ from fedtailor.training.engines import Engine, EngineChoice
 from fedtailor.training.engines.vectorized import restore_order, select_rows
 from fedtailor.training.round_state import ClientResults, RoundState
 from fedtailor.training.sample_index import SampleIndex
-from fedtailor.training.server import Server
+from fedtailor.training.server import MessageSource, Server
 from fedtailor.training.simulated_clients import SimulatedClients
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class GroupedClients:
             results={name: results.results for name, results in found.items()},
         )
 
-    def commit(self, round_state: RoundState, number: int) -> None:
+    def commit(self, round_state: RoundState, number: int, center: Tree | None = None) -> None:
         """Keep the new states and the trained models in each group."""
         for name, positions in self._split(round_state.clients):
             own = [round_state.clients[position] for position in positions]
@@ -93,7 +93,7 @@ class GroupedClients:
             self.groups[int(name)].commit(of_group, number)
             round_state.metrics_seconds = of_group.metrics_seconds
 
-    def evaluate(self, server: Server, clients: Sequence[int], outdated: Set[int], is_last: bool) -> Evaluation:
+    def evaluate(self, server: MessageSource, clients: Sequence[int], outdated: Set[int], is_last: bool) -> Evaluation:
         """Evaluate the clients of each group; a group without any may have held-out clients."""
         found = Evaluation({})
         for index, group in enumerate(self.groups):
@@ -120,6 +120,11 @@ class GroupedClients:
         for group in self.groups:
             group.use_engine(choice, reason)
 
+    def close(self) -> None:
+        """End the worker processes of all groups."""
+        for group in self.groups:
+            group.close()
+
     def initial_weights(self) -> Params:
         """Return the initial weights of all architectures, in one dict: "1/head.weight" is of the second one."""
         return {
@@ -137,10 +142,20 @@ class GroupedClients:
             metadata |= own_metadata
         return stores, metadata
 
-    def restore(self, server: Server, checkpoint: "Checkpoint") -> None:
+    def restore(self, server: MessageSource, checkpoint: "Checkpoint") -> None:
         """Restore all groups from a checkpoint."""
         for group in self.groups:
             group.restore(server, checkpoint)
+
+    def put(self, name: str, clients: Sequence[int], stacked: Tree) -> None:
+        """Store trees of clients of one group, by the name of the store in a checkpoint."""
+        for group in self.groups:
+            group.put(name, clients, stacked)
+
+    def reset(self) -> None:
+        """Forget all states and trained models, as before round 1."""
+        for group in self.groups:
+            group.reset()
 
     def _split(self, clients: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
         """Yield the name of each group that has some of these clients, and their positions."""

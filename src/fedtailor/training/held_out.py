@@ -5,7 +5,7 @@ run numbers them after the other clients, as the hooks for clients that join lat
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,10 +22,10 @@ from fedtailor.runs.records import HELD_OUT, Values, update_values
 from fedtailor.runs.run import MOMENTS
 from fedtailor.training.client_update import client_update
 from fedtailor.training.config import HeldOut
-from fedtailor.training.engines import Engine, EngineChoice
+from fedtailor.training.engines import Engine, EngineChoice, close_engine
 from fedtailor.training.evaluator import Evaluator, scores
 from fedtailor.training.sample_index import SampleIndex
-from fedtailor.training.server import Server
+from fedtailor.training.server import MessageSource
 
 _SALT = 10  # separates this random choice from others that depend on the seed
 _CHUNK = 64  # clients whose models are in memory at once
@@ -87,7 +87,7 @@ class HeldOutClients:
     numbers: Sequence[int]  # the held-out clients with this network
 
     @torch.no_grad()
-    def evaluate(self, server: Server) -> dict[str, Values]:
+    def evaluate(self, server: MessageSource) -> dict[str, Values]:
         """Return the values of all held-out clients by their names in the record."""
         found: dict[str, Values] = {}
         for moment in MOMENTS:
@@ -97,15 +97,21 @@ class HeldOutClients:
         return found
 
     @torch.no_grad()
-    def model(self, server: Server, client: int, moment: str) -> Tree:
+    def model(self, server: MessageSource, client: int, moment: str) -> Tree:
         """Return the personal model of one held-out client."""
         return take(next(self._models(server, [client], moment))[1], 0)
 
-    def check(self, server: Server) -> None:
+    def close(self) -> None:
+        """End the worker processes; the clients can still be used."""
+        close_engine(self._engine)
+
+    def check(self, server: MessageSource) -> None:
         """Raise the error of a method that clients cannot join."""
         self.method.grow_server(server.state, self.setup, self.first)
 
-    def _models(self, server: Server, clients: Sequence[int], moment: str) -> Iterator[tuple[Sequence[int], Tree]]:
+    def _models(
+        self, server: MessageSource, clients: Sequence[int], moment: str
+    ) -> Iterator[tuple[Sequence[int], Tree]]:
         """Yield chunks of clients and their personal models, stacked, as if all held-out clients joined now."""
         grown, number = self.method.grow_server(server.state, self.setup, self.first), server.rounds_done + 1
         for start in range(0, len(clients), _CHUNK):
@@ -127,4 +133,4 @@ class HeldOutClients:
 
     @cached_property
     def _evaluator(self) -> Evaluator:
-        return Evaluator(self.method, replace(self.shared, model=self.shared.model.eval_mode), self.engine_choice)
+        return Evaluator(self.method, self.shared, self.engine_choice)

@@ -11,7 +11,7 @@ from fedtailor.core.batch import SharedContext, as_parts, take_samples
 from fedtailor.core.dropout import FunctionalDropout, batch_key
 from fedtailor.core.model import Inputs, Model
 from fedtailor.core.recurrent_layers import Recurrent
-from fedtailor.core.system import available_cores, total_memory
+from fedtailor.core.system import machine_cores, total_memory
 from fedtailor.core.trees import Params
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, FedTailorError, reason
@@ -37,8 +37,9 @@ def check_model_fits(model: Model, params: Params, shared: SharedContext, fed: F
     except Exception as error:  # a user's module may raise anything
         shape = fed.shape if fed.shape is not None else {name: tuple(part.shape[1:]) for name, part in fed.x.items()}
         numbers = "" if _are_floats(inputs) else " If these integers are numbers, not tokens, convert them to float32."
+        lower = " If it works in float32, remove the setting precision." if model.precision == "bf16" else ""
         raise ConfigError(
-            f"The model fails on client {fed.names[0]}'s inputs of shape {shape}: {reason(error)}.{numbers}"
+            f"The model fails on client {fed.names[0]}'s inputs of shape {shape}: {reason(error)}.{numbers or lower}"
         ) from error
     if losses.shape != (1,):
         actual = "a scalar" if losses.ndim == 0 else f"the shape {tuple(losses.shape)} for one example"
@@ -134,4 +135,4 @@ def choose_num_threads(step_cost: StepCost) -> int:
 
 def max_concurrent_clients(step_cost: StepCost, device: torch.device) -> int:
     """Return how many clients fit into half of the device's memory in one batch (per core of a CPU), at least 1."""
-    return max(1, total_memory(device) // 2 // step_cost.memory // (1 if device.type == "cuda" else available_cores()))
+    return max(1, total_memory(device) // 2 // step_cost.memory // (machine_cores() if device.type == "cpu" else 1))

@@ -20,9 +20,10 @@ from fedtailor.runs.run import Run
 from fedtailor.runs.serialization import load_tensors
 from fedtailor.runs.writer import RunWriter
 from fedtailor.training.config import TrainingConfig
-from fedtailor.training.engines import EngineChoice
+from fedtailor.training.engines import RAY, EngineChoice
 from fedtailor.training.fingerprint import fingerprint
 from fedtailor.training.held_out import split_clients
+from fedtailor.training.recovery import released_clients, train_with_recovery
 from fedtailor.training.simulate import describe_method, describe_run, make_trainer
 
 log = logging.getLogger("fedtailor")
@@ -36,34 +37,40 @@ def continue_run(
     fed: Federation,
     checkpoint: Checkpoint | None,
     on_round_end: Callable[[Record], None] | None = None,
+    other_engine: bool = False,
 ) -> Run:
     """Train the remaining rounds of the run in `folder`, starting from a checkpoint, or from round 1 if it is None.
 
-    The result is bit-identical to that of an uninterrupted run. Raises `ConfigError` unless method, model, and data
-    are the ones with which the run was started. The caller must hold the lock of the folder.
+    The result is bit-identical to that of an uninterrupted run, unless `config` has another engine or number of actors
+    than the run was started with (`other_engine`); then it differs by rounding. Raises `ConfigError` unless method,
+    model, and data are the ones with which the run was started. The caller must hold the lock of the folder.
     """
     info = read_info(folder)
     clients = split_clients(fed, config.held_out_clients, config.seed)
     _check_fingerprint(info["fingerprint"], fingerprint(describe_method(method), type(method), model, *clients))
     _warn_of_changed_code(info, describe_code(describe_run(config, method, model, fed)))
-    if config.device == "auto":
+    if config.device == "auto" and config.engine != RAY and not other_engine:
         config = replace(config, device=_original_device(info))
     initial_weights = load_tensors(folder / "start.safetensors")
-    engine_choice = EngineChoice(info["engine"], info["threads"], info["chunk_size"])
+    engine_choice = None
+    if not other_engine:
+        engine_choice = EngineChoice(info.get("actor_engine", info["engine"]), info["threads"], info["chunk_size"])
+        config = replace(config, actors=info["actors"]) if config.engine == RAY else config
     trainer, _ = make_trainer(config, method, model, fed, initial_weights, engine_choice, folder)
-    run = trainer.run
-    run.experiment, run.info = read_settings(folder), info
-    writer = RunWriter(folder, config.checkpoint_every)
-    if checkpoint is None:
-        writer.start(run, initial_weights)
-    else:
-        run.records = read_records(folder, checkpoint)
-        run.info = info | _environment_changes(info, checkpoint)
-        trainer.server.restore(checkpoint.server(), checkpoint.round, run.records)
-        trainer.clients.restore(trainer.server, checkpoint)
-        writer.continue_from(checkpoint)
-    trainer.train(writer, on_round_end)
-    writer.finish(run)
+    with released_clients(trainer):
+        run, engine = trainer.run, _describe_engine(trainer.run.info)
+        run.experiment, run.info = read_settings(folder), info
+        writer = RunWriter(folder, config.checkpoint_every)
+        if checkpoint is None:
+            writer.start(run, initial_weights)
+        else:
+            run.records = read_records(folder, checkpoint)
+            run.info = info | _environment_changes(info, checkpoint) | _engine_changes(info, engine, checkpoint)
+            trainer.server.restore(checkpoint.server(), checkpoint.round, run.records)
+            trainer.clients.restore(trainer.server, checkpoint)
+            writer.continue_from(checkpoint)
+        train_with_recovery(trainer, writer, on_round_end)
+        writer.finish(run)
     return run
 
 
@@ -94,11 +101,30 @@ def _warn_of_changed_code(info: Mapping[str, Any], now: Mapping[str, Mapping[str
         log.warning("The source of %s changed since the run was started.", ", ".join(dict.fromkeys(changed)))
 
 
+def _describe_engine(info: Mapping[str, Any]) -> str:
+    """Return the engine of a run and its number of actors.
+
+    >>> _describe_engine({"engine": "ray", "actors": 2}), _describe_engine({"engine": "pool"})
+    ('ray with 2 actors', 'pool')
+    """
+    return f"{info['engine']} with {info['actors']} actors" if "actors" in info else str(info["engine"])
+
+
+def _engine_changes(info: Mapping[str, Any], engine: str, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what `run.json` records about other engines, after which the last digits may differ."""
+    before = list(checkpoint.metadata.get("engine_changes", []))
+    if engine == (before[-1][1] if before else _describe_engine(info)):
+        return {"engine_changes": before} if before else {}
+    return {"engine_changes": [*before, [checkpoint.round, engine]]}
+
+
 def _original_device(info: Mapping[str, Any]) -> str:
     """Return the device on which a run with device="auto" was started."""
-    if info["device"] != "cpu" and not torch.cuda.is_available():
+    if info["device"] in ("cpu", "mps"):
+        return str(info["device"])
+    if not torch.cuda.is_available():
         raise ConfigError(f"The run was started on {info['device']}; resume it on a machine with a GPU.")
-    return "cpu" if info["device"] == "cpu" else "cuda"
+    return "cuda"
 
 
 def _environment_changes(info: Mapping[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:

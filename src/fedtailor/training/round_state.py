@@ -18,6 +18,8 @@ class ClientResults:
     encoded: Tree  # their uploads, as encoded by the channel
     client_metrics: Tree = field(default_factory=dict)  # one value per client and name, for the record
     results: Tree = field(default_factory=dict)  # in simulations: the clients' new states and trained models
+    mean: Tree | None = None  # the mean of the decoded uploads, if it replaces `encoded` (`Method.mean_weights`)
+    bytes_up: list[int] = field(default_factory=list)  # with `mean`: the bytes of every upload
 
 
 @dataclass(eq=False)

@@ -58,6 +58,43 @@ class SampleIndex:
         """
         return SampleIndex([self._flat, *(self[client] for client in range(1, len(self)))], self.device)
 
+    def restricted(self, clients: Sequence[int], rows: Tensor) -> "SampleIndex":
+        """Return an index in which only these clients have samples, as positions in `rows`, which are sorted.
+
+        >>> index = SampleIndex([torch.tensor([4, 2]), torch.tensor([7])], torch.device("cpu"))
+        >>> index.restricted([1], torch.tensor([6, 7])).padded([1])
+        tensor([[1]])
+        """
+        found = SampleIndex.__new__(SampleIndex)
+        if self._is_common:
+            found.sizes, found._ends, own = self.sizes, self._ends, self._flat
+        else:
+            kept = np.zeros(len(self), dtype=bool)
+            kept[list(clients)] = True
+            found.sizes = np.where(kept, self.sizes, 0)
+            found._ends, own = np.cumsum(found.sizes), self.positions(clients)
+        found._flat = torch.searchsorted(rows, own)
+        return found
+
+    def positions(self, clients: Sequence[int]) -> Tensor:
+        """Return the positions of all samples of these clients, in the order of clients' numbers."""
+        if self._is_common:
+            return self._flat
+        kept = np.zeros(len(self), dtype=bool)
+        kept[list(clients)] = True
+        return self._flat[torch.from_numpy(np.repeat(kept, self.sizes)).to(self.device)]
+
+    def to(self, device: torch.device) -> "SampleIndex":
+        """Return the index on a device."""
+        found = SampleIndex.__new__(SampleIndex)
+        found.sizes, found._ends, found._flat = self.sizes, self._ends, self._flat.to(device)
+        return found
+
+    @property
+    def _is_common(self) -> bool:
+        """Whether all clients have the same samples (`common`)."""
+        return len(self._flat) != int(self.sizes.sum())
+
     @property
     def device(self) -> torch.device:
         return self._flat.device

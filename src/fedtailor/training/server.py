@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +26,20 @@ from fedtailor.training.channel.channel import Channel
 from fedtailor.training.channel.payload import count_bytes, mask_absent_rows
 from fedtailor.training.channel.privacy import NoiseSeed
 from fedtailor.training.round_state import ClientResults, RoundState
+
+
+class MessageSource(Protocol):
+    """The server as clients see it: it sends messages."""
+
+    @property
+    def rounds_done(self) -> int: ...
+
+    @property
+    def state(self) -> Tree: ...
+
+    def send(self, state: Tree, clients: Sequence[int], number: int) -> Tree: ...
+
+    def serve(self, state: Tree, clients: Sequence[int], number: int) -> Tree: ...
 
 
 @dataclass(eq=False, kw_only=True)
@@ -71,8 +86,12 @@ class Server:
     def receive(self, round_state: RoundState, number: int, results: ClientResults) -> None:
         """Update the server state of a round in progress with the uploads of a cohort."""
         clients, sent = results.clients, results.sent
-        round_state.bytes_up |= zip(clients, count_bytes(results.encoded, len(clients)), strict=True)
-        received = self.channel.decode(results.encoded, sent, clients, number, self.noise_seed())
+        if results.mean is None:
+            sizes = count_bytes(results.encoded, len(clients))
+            received = self.channel.decode(results.encoded, sent, clients, number, self.noise_seed())
+        else:
+            sizes, received = results.bytes_up, repeat(results.mean, len(clients))
+        round_state.bytes_up |= zip(clients, sizes, strict=True)
         about = (number, clients, self.num_clients, self.sizes[clients], self.model)
         exchange = Exchange(*about, sent, received, total_size=self.sizes.sum())
         before, round_state.server = round_state.server, self.method.receive(round_state.server, exchange)
@@ -103,7 +122,7 @@ class Server:
         ):
             raise RunError("The saved server state does not match this method and model.")
         self.state = map_leaves(lambda leaf: leaf.to(self.sizes.device), state)
-        self.rounds_done = rounds_done
+        self.rounds_done, self.upload_counts = rounds_done, Counter()
         for record in records:
             self._count_uploads(record["per_client"]["bytes_up"])
 

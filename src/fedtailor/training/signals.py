@@ -39,6 +39,16 @@ class PendingSignal(threading.Event):
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_deferring: list[PendingSignal] = []  # of all `with deferred_signals()` blocks that this process is in
+
+
+def is_signal_pending() -> bool:
+    """Return whether a signal was received that takes effect after the current work.
+
+    >>> is_signal_pending()
+    False
+    """
+    return any(pending.is_set() for pending in _deferring)
 
 
 @contextmanager
@@ -69,13 +79,16 @@ def deferred_signals(
         pending.set()
         if only_first:
             _restore(before)
-            log.warning("Finishing %s; interrupt again to stop immediately.", work)
+            level = logging.WARNING if number == signal.SIGINT else logging.INFO  # programs send SIGTERM, people SIGINT
+            log.log(level, "Finishing %s; interrupt again to stop immediately.", work)
 
     for number in before:
         signal.signal(number, defer)
+    _deferring.append(pending)
     try:
         yield pending
     finally:
+        _deferring.remove(pending)
         _restore(before)
 
 

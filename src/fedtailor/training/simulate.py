@@ -5,7 +5,7 @@
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -18,6 +18,7 @@ from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.client_models import AnyModel, AnyModelLike, ClientModels, as_any_model
 from fedtailor.core.code_reference import describe_code, is_built_in, reference_to
 from fedtailor.core.method import Method
+from fedtailor.core.precision import Precision
 from fedtailor.core.trees import Params
 from fedtailor.data.federation import Federation
 from fedtailor.data.federation_data import OWN_DATA
@@ -29,11 +30,14 @@ from fedtailor.runs.toml import to_toml
 from fedtailor.training.architectures import renumber
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.config import TrainingConfig
-from fedtailor.training.engines import EngineChoice
+from fedtailor.training.engines import RAY, EngineChoice
 from fedtailor.training.fingerprint import fingerprint
+from fedtailor.training.grouped_clients import AnyClients
 from fedtailor.training.held_out import split_clients
 from fedtailor.training.interactive import OnRoundEnd, run_interactively
 from fedtailor.training.participation import Participation, make_schedule
+from fedtailor.training.recovery import released_clients, train_with_recovery
+from fedtailor.training.server import Server
 from fedtailor.training.simulation import build_simulation, personal_model, simulation_info
 from fedtailor.training.trainer import Trainer
 from fedtailor.training.unreliable import Unreliable
@@ -52,8 +56,12 @@ def simulate(
     participation: Participation = 1.0,
     engine: str = "auto",
     chunk_size: int | None = None,
+    actors: int | None = None,
+    actor_engine: str | None = None,
+    ray_address: str | None = None,
     device: str = "auto",
     dtype: torch.dtype | str = torch.float32,
+    precision: Precision = "float32",
     seed: int = 0,
     schedule: Sequence[Sequence[int]] | None = None,
     class_weights: str | Sequence[float] | None = None,
@@ -91,10 +99,17 @@ def simulate(
         batch_size: Samples per batch. A client with fewer samples uses all of them.
         participation: Fraction of clients per round, or a range `(low, high)` from which each round draws a fraction.
         engine: How clients are trained: "vectorized" (many clients at once), "pool" (several processes),
-            "sequential", or "auto" (the fastest of these for this run).
+            "sequential", "auto" (the fastest of these for this run), or "ray" (clients are distributed over actors,
+            which are processes on this machine or on others; see docs/cluster.md).
         chunk_size: Maximum number of clients that the vectorized engine trains at once (per core on a CPU).
-        device: "cpu", "cuda", or "auto" (a GPU if available).
+        actors: Number of actors of the engine "ray". The default is one per GPU, or one per machine without GPUs.
+        actor_engine: How each actor trains its clients: "vectorized", "pool", or "sequential". The default is the
+            fastest of these.
+        ray_address: Address of a Ray cluster. The default is RAY_ADDRESS, or a cluster on this machine.
+        device: "cpu", "cuda", "mps" (Apple's GPUs, untested), or "auto" (an NVIDIA GPU if available).
         dtype: `torch.float32` or `torch.float64`, or their names "float32" and "float64".
+        precision: Precision of forward and backward passes: "float32", "tf32", or "bf16" (bfloat16). Weights, states,
+            uploads, losses, and sums stay float32, and models are evaluated in float32.
         seed: Seed of all random numbers.
         schedule: The clients of every round, instead of `rounds` and `participation`.
         class_weights: Weights of the classes in the loss: one number per class, or "balanced", so that all classes
@@ -133,8 +148,12 @@ def simulate(
         participation=participation,
         engine=engine,
         chunk_size=chunk_size,
+        actors=actors,
+        actor_engine=actor_engine,
+        ray_address=ray_address,
         device=device,
         dtype=dtype,
+        precision=precision,
         seed=seed,
         schedule=schedule,
         class_weights=class_weights,
@@ -205,14 +224,15 @@ def train(
     if isinstance(model, ClientModels) and initial_weights is not None:
         raise ConfigError("initial_weights are those of one network; load them into the modules of ft.client_models.")
     trainer, weights = make_trainer(config, method, model, fed, initial_weights, folder=folder)
-    if folder is None:
-        return trainer.train(on_round_end=on_round_end)
-    from fedtailor.runs.writer import create_run  # requires safetensors, which a run in memory does not need
+    with released_clients(trainer):
+        if folder is None:
+            return train_with_recovery(trainer, on_round_end=on_round_end)
+        from fedtailor.runs.writer import create_run  # requires safetensors, which a run in memory does not need
 
-    with create_run(folder, config.checkpoint_every, trainer.run, weights) as writer:
-        run = trainer.train(writer, on_round_end)
-        writer.finish(run)
-    return run
+        with create_run(folder, config.checkpoint_every, trainer.run, weights) as writer:
+            run = train_with_recovery(trainer, writer, on_round_end)
+            writer.finish(run)
+        return run
 
 
 def make_trainer(
@@ -240,15 +260,19 @@ def make_trainer(
         schedule = [list(range(fed.num_clients))] * len(schedule)
     if method.pools_data:
         schedule = [[0]] * len(schedule)  # the first client trains on the data of all clients
-    server, clients = build_simulation(
-        config, method, networks, fed, schedule, initial_weights, engine_choice, held_out
+    in_actors = config.engine == RAY
+    here = replace(config, device="cpu") if in_actors else config  # of this process
+    server, local = build_simulation(
+        here, method, networks, fed, schedule, initial_weights, None if in_actors else engine_choice, held_out
     )
-    info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, clients, fed, held_out)}
-    info["environment"] = describe_environment(config.torch_device)
+    info = {"format": FORMAT, "fedtailor": VERSION, **simulation_info(server, local, fed, held_out)}
+    info["environment"] = describe_environment(here.torch_device)
     experiment = describe_run(config, method, model, fed)
     if code := describe_code(experiment):
         info["code"] = code
     info["fingerprint"] = fingerprint(describe_method(method), type(method), model, fed, held_out)
+    clients: Any = _start_actors(config, server, local, fed, engine_choice) if in_actors else local
+    info |= clients.info() if in_actors else {}
     run = Run(
         experiment=experiment,
         info=info,
@@ -259,6 +283,15 @@ def make_trainer(
         folder=folder,
     )
     return Trainer(config=config, server=server, clients=clients, run=run), clients.initial_weights()
+
+
+def _start_actors(
+    config: TrainingConfig, server: Server, local: AnyClients, fed: Federation, choice: EngineChoice | None
+) -> Any:
+    """Return the clients in the actors of the engine 'ray'."""
+    from fedtailor.training.ray_clients.start import start_ray_clients  # requires ray
+
+    return start_ray_clients(config, server, local, fed, choice)
 
 
 def check_fit(config: TrainingConfig, method: Method, model: AnyModel, fed: Federation) -> None:

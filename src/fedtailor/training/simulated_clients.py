@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fedtailor.core.batch import SharedContext
-from fedtailor.core.client_context import ClientContext
 from fedtailor.core.method import Method, Setup
 from fedtailor.core.model import Model
 from fedtailor.core.trees import Params, Tree, add, cache_by_identity, map_leaves, take
@@ -23,7 +22,7 @@ from fedtailor.training.client_failures import ClientFailure, find_failures, fin
 from fedtailor.training.client_update import client_update
 from fedtailor.training.clients import Evaluation
 from fedtailor.training.drift import record_model_drift, record_shared_drift
-from fedtailor.training.engines import Engine, EngineChoice
+from fedtailor.training.engines import Engine, EngineChoice, close_engine
 from fedtailor.training.engines.pool import WorkerLostError
 from fedtailor.training.engines.sequential import InPlaceMutationError, Sequential
 from fedtailor.training.engines.vectorized import Vectorized, select_rows
@@ -31,7 +30,7 @@ from fedtailor.training.evaluator import Evaluator, global_scores, scores
 from fedtailor.training.held_out import HeldOutClients
 from fedtailor.training.round_state import ClientResults, RoundState, drop_rows, remaining_clients
 from fedtailor.training.sample_index import SampleIndex
-from fedtailor.training.server import Server
+from fedtailor.training.server import MessageSource, Server
 from fedtailor.training.unreliable import Unreliable
 
 if TYPE_CHECKING:
@@ -103,8 +102,11 @@ class SimulatedClients:
             record_shared_drift(round_state, clients, self.setup.model, result["trained"], sent)
         return ClientResults(clients, sent, encoded, metrics, {"state": result["state"], "trained": result["trained"]})
 
-    def commit(self, round_state: RoundState, number: int) -> None:
-        """Keep the new states and the trained models of the clients that took part in a round."""
+    def commit(self, round_state: RoundState, number: int, center: Tree | None = None) -> None:
+        """Keep the new states and the trained models of the clients that took part in a round.
+
+        `center` is the mean of all trained models, from which drift is measured, if these are not all clients.
+        """
         if not round_state.clients:
             return
         results = (
@@ -114,14 +116,14 @@ class SimulatedClients:
         )
         results = map_leaves(cache_by_identity(torch.Tensor.contiguous), results)
         if self.measure_drift:
-            record_model_drift(round_state, self.setup.model, results["trained"])
+            record_model_drift(round_state, self.setup.model, results["trained"], center)
         self.states.put(round_state.clients, results["state"])
         if self.trained is None:
             self.trained = ClientStates(take(results["trained"], 0))
         self.trained.put(round_state.clients, results["trained"])
 
     @torch.no_grad()
-    def evaluate(self, server: Server, clients: Sequence[int], outdated: Set[int], is_last: bool) -> Evaluation:
+    def evaluate(self, server: MessageSource, clients: Sequence[int], outdated: Set[int], is_last: bool) -> Evaluation:
         """Evaluate personal models in chunks; see `Clients.evaluate`."""
         names = ("loss", *self.shared.model.metrics)
         found = Evaluation({f"{name}_{moment}": {} for moment in MOMENTS for name in names})
@@ -155,19 +157,19 @@ class SimulatedClients:
 
     @cached_property
     def _evaluator(self) -> Evaluator:
-        return Evaluator(self.method, replace(self.shared, model=self.shared.model.eval_mode), self.engine_choice)
+        return Evaluator(self.method, self.shared, self.engine_choice)
 
     @cached_property
     def _leak_check(self) -> LeakCheck:
         return LeakCheck(self.shared.x, self.shared.prepare)
 
     @torch.no_grad()
-    def received_models(self, server: Server, clients: Sequence[int], number: int) -> Tree:
+    def received_models(self, server: MessageSource, clients: Sequence[int], number: int) -> Tree:
         """Return these clients' personal models at the start of round `number`, stacked (moment `received`)."""
         return self.apply(self.method.personalize, number, clients, server.serve(server.state, clients, number))
 
     @torch.no_grad()
-    def trained_models(self, server: Server, clients: Sequence[int]) -> Tree:
+    def trained_models(self, server: MessageSource, clients: Sequence[int]) -> Tree:
         """Return these clients' personal models after they last trained, stacked (moment `trained`).
 
         A client that has not trained yet has the model that it would receive.
@@ -206,39 +208,62 @@ class SimulatedClients:
         """Return the initial weights of the network, as an ordinary state_dict."""
         return self.setup.model.state_dict(self.setup.params)
 
-    def update(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
-        """Train one client for one round."""
-        return client_update(self.method, ctx, state, message)
+    @cached_property
+    def update(self) -> Callable[..., Tree]:
+        """The function that trains one client for one round; an engine recognizes it in every round."""
+        return partial(client_update, self.method)
+
+    def close(self) -> None:
+        """End the worker processes; the clients can still be used."""
+        close_engine(self.engine)
+        if self.held_out is not None:
+            self.held_out.close()
 
     def snapshot(self) -> tuple[dict[str, ClientStates], dict[str, Any]]:
         """Return the clients' states and trained models, and the current chunk size of the vectorized engine.
 
         The engine reduces its chunk size when it runs out of memory, and results may depend on it.
         """
-        states, trained, chunk_size = self._saved_names
+        states, trained, chunk_size = self.saved_names
         stores = {states: self.states} | ({} if self.trained is None else {trained: self.trained})
         size = self.engine.chunk_size if isinstance(self.engine, Vectorized) else self.engine_choice.chunk_size
         return stores, {chunk_size: size}
 
-    def restore(self, server: Server, checkpoint: "Checkpoint") -> None:
+    def restore(self, server: MessageSource, checkpoint: "Checkpoint") -> None:
         """Restore all clients from a checkpoint."""
         if self.first is None:
             return
-        states, trained, chunk_size = self._saved_names
-        if isinstance(self.engine, Vectorized):
-            self.engine.chunk_size = checkpoint.metadata[chunk_size]
+        states, trained, chunk_size = self.saved_names
+        self.use_chunk_size(checkpoint.metadata[chunk_size])
         for clients, stacked in checkpoint.shards(states):
-            self.states.put(clients, stacked)
+            self.put(states, clients, stacked)
         template = take(self.trained_models(server, [self.first]), 0)
         for clients, stacked in checkpoint.shards(trained):
             self.trained = self.trained or ClientStates(template)
-            self.trained.put(clients, stacked)
+            self.put(trained, clients, stacked)
         last_clients = [client for store in self.snapshot()[0].values() for client in store.clients()[-1:]]
         if any(client >= self.shared.num_clients for client in last_clients):
             raise RunError(f"The checkpoint '{checkpoint.folder}' has states of clients that do not exist.")
 
+    def use_chunk_size(self, size: int | None) -> None:
+        """Use the chunk size of a checkpoint, in which it is None if another engine wrote it."""
+        if isinstance(self.engine, Vectorized) and size is not None:
+            self.engine.chunk_size = size
+
+    def put(self, name: str, clients: Sequence[int], stacked: Tree) -> None:
+        """Store trees of these clients: states or trained models, by their name in a checkpoint."""
+        if name == self.saved_names[0]:
+            self.states.put(clients, stacked)
+        elif name == self.saved_names[1]:
+            self.trained = self.trained or ClientStates(take(stacked, 0))
+            self.trained.put(clients, stacked)
+
+    def reset(self) -> None:
+        """Forget all states and trained models, as before round 1."""
+        self.states, self.trained = ClientStates(self.states.initial), None
+
     @property
-    def _saved_names(self) -> list[str]:
+    def saved_names(self) -> list[str]:
         """The names of states, trained models, and the chunk size in a checkpoint."""
         return [group_name(kind, self.architecture) for kind in ("states", "trained", "chunk_size")]
 

@@ -30,8 +30,9 @@ from fedtailor.training.client_update import (
     personal_state_dict,
 )
 from fedtailor.training.config import TrainingConfig
-from fedtailor.training.engines import EngineChoice
-from fedtailor.training.engines.auto import EngineBenchmark, named_engine
+from fedtailor.training.engine_selection import settle_engine
+from fedtailor.training.engines import RAY, EngineChoice
+from fedtailor.training.engines.auto import named_engine
 from fedtailor.training.grouped_clients import AnyClients, GroupedClients
 from fedtailor.training.held_out import HeldOutClients
 from fedtailor.training.preflight import (
@@ -77,11 +78,12 @@ def build_simulation(
     server = Server.build(method, networks[0][0], channel, lambda: config.seed)
     costs = [measure_step_cost(setup.model.eval_mode, setup.params, shared) for setup, shared in networks]
     max_clients = min(max_concurrent_clients(cost, device) for cost in costs)
+    is_chosen_later = config.engine in ("auto", RAY)  # by a benchmark, or in other processes
     if config.engine == "auto" and config.chunk_size is not None:
         raise RunError("chunk_size applies only to the engine 'vectorized'; set engine='vectorized' too.")
-    name = "sequential" if config.engine == "auto" else config.engine
+    name, chunk_size = ("sequential", None) if is_chosen_later else (config.engine, config.chunk_size)
     threads = max(map(choose_num_threads, costs))
-    choice = engine_choice or named_engine(name, config.chunk_size, threads, max_clients, device)
+    choice = engine_choice or named_engine(name, chunk_size, threads, max_clients, device)
     num_all = fed.num_clients + (0 if held_out is None else held_out.num_clients)
     of_client = (0,) * num_all if isinstance(model, Model) else model.of_client
     groups = [
@@ -109,8 +111,8 @@ def build_simulation(
         for number, (setup, shared) in enumerate(networks)
     ]
     clients = groups[0] if isinstance(model, Model) else GroupedClients(groups, of_client)
-    if config.engine == "auto" and engine_choice is None:
-        _choose_engine(server, clients, max_clients)
+    if engine_choice is None:
+        settle_engine(config, server, clients, max_clients, rough_bytes=max(cost.memory for cost in costs))
     if held_out is not None:
         for group in groups:
             group.held_out = _build_held_out(config, server, group, held_out, of_client)
@@ -193,28 +195,12 @@ def _build_held_out(
     return found
 
 
-def _choose_engine(server: Server, clients: AnyClients, max_clients: int) -> None:
-    """Benchmark the engines on the clients of the largest round and switch to the fastest."""
-    first = clients.group(0)
-    largest_round = max(first.schedule, key=len)
-    benchmark = EngineBenchmark(
-        build=clients.build_engine,
-        train=lambda engine, some: clients.apply_train(engine, 1, some, server.send(server.state, some, 1)),
-        samples=first.training_samples,
-        clients=largest_round[:1] if server.method.sequential_clients else largest_round,
-        batch_size=first.shared.batch_size,
-        rounds=len(first.schedule),
-        device=first.device,
-    )
-    clients.use_engine(*benchmark.choose(first.engine_choice, max_clients))
-
-
 def simulation_info(
     server: Server, clients: AnyClients, fed: Federation, held_out: Federation | None = None
 ) -> dict[str, Any]:
     """Return the facts that `run.json` records once: engine, device, model, and clients."""
     first = clients.group(0)
-    device, choice = first.device, first.engine_choice
+    device, choice, sizes = first.device, first.engine_choice, clients.sizes
     return model_info(server, clients.models) | {
         "engine": choice.engine,
         "engine_reason": first.engine_reason,
@@ -225,7 +211,7 @@ def simulation_info(
         "clients": [
             {
                 "name": fed.names[client],
-                **{split: int(clients.sizes[split][client]) for split in ("train", "validation", "test")},
+                **{split: int(sizes[split][client]) for split in ("train", "validation", "test")},
                 "classes": fed.class_counts(first.samples["train"][client].cpu()),
                 **_describe_network(clients, client),
             }

@@ -12,13 +12,14 @@ for every round:
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
-from fedtailor.core.system import deterministic
+from fedtailor.core.system import deterministic, peak_memory, reset_peak_memory, synchronize
 from fedtailor.runs.records import Record, Records, merge_disjoint, to_plain
 from fedtailor.runs.run import Run
 from fedtailor.runs.summaries import plain_mean
@@ -61,7 +62,8 @@ class Trainer(Generic[C]):
         With a `writer`, records and checkpoints are saved. `defer_signals` lets a round finish before Ctrl-C stops it.
         """
         self.run.records = records = Records(self.run.records)
-        with CheckpointManager(writer, self.server, self.clients, self.run, defer_signals) as checkpoints:
+        checkpointing = CheckpointManager(writer, self.server, self.clients, self.run, defer_signals)
+        with closing(self.clients), checkpointing as checkpoints:
             for number in range(len(records) + 1, self.config.num_rounds + 1):
                 if self.run.stopped_early:
                     break
@@ -76,7 +78,8 @@ class Trainer(Generic[C]):
 
     def run_round(self, number: int) -> Record:
         """Train round `number`, evaluate it if an evaluation is due, and return its record."""
-        is_last = number == self.config.num_rounds
+        is_last, device = number == self.config.num_rounds, self.server.sizes.device
+        reset_peak_memory(device)
         record = self._train_with_retries(number)
         self._trained_values.add_participants(record["clients"])
         if is_last or number % self.config.evaluate_every == 0:
@@ -86,7 +89,8 @@ class Trainer(Generic[C]):
             except KeyboardInterrupt:  # the round is finished, so the run keeps it without an evaluation
                 self.run.records = Records([*self.run.records, record])
                 raise
-        return record | ({"stopped_early": True} if self._early_stopping.add(record) and not is_last else {})
+        stops = self._early_stopping.add(record) and not is_last
+        return record | peak_memory(device) | ({"stopped_early": True} if stops else {})
 
     def _train_with_retries(self, number: int) -> Record:
         for attempt in range(self.retry + 1):
@@ -117,8 +121,7 @@ class Trainer(Generic[C]):
         self._check_round(round_state, number, clients)
         self.server.commit(round_state)
         self.clients.commit(round_state, number)
-        if self.server.sizes.is_cuda:
-            torch.cuda.synchronize()
+        synchronize(self.server.sizes.device)
         return self._make_record(round_state, number, time.perf_counter() - started - round_state.metrics_seconds)
 
     def _run_cohort(self, round_state: RoundState, number: int, cohort: list[int]) -> None:

@@ -316,6 +316,38 @@ PLAIN_MEAN_FIELDS: dict[str, dict[str, str]] = {
 }
 
 
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind().mean_weights is not None])
+def test_mean_weights_server_depends_only_on_this_mean(
+    name: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If all uploads are replaced by their mean, in rows that share memory, the server state is the same."""
+    kind, original = METHODS[name], METHODS[name].receive
+
+    def receive(self: ft.Method, server: Tree, exchange: ft.Exchange) -> Tree:
+        weights = exchange.sizes if self.mean_weights == "size" else None
+        means = ft.trees.repeat(mean(exchange.received, weights), len(exchange.clients))
+        return original(self, server, ft.Exchange(**{**vars(exchange), "received": means}))
+
+    expected = simulate(net, kind(), rounds=2, evaluate_every=2).server
+    monkeypatch.setattr(kind, "receive", receive)
+    assert same(simulate(net, kind(), rounds=2, evaluate_every=2).server, expected, tolerance=1e-12)
+
+
+def test_mean_weights_of_own_receive_must_be_declared() -> None:
+    class Median(ft.methods.FedAvg):
+        def receive(self, server: Tree, exchange: ft.Exchange) -> Tree:
+            return ft.trees.map_leaves(lambda leaf: leaf.median(0).values, exchange.received)
+
+    class Halved(ft.methods.FedAvg):
+        mean_weights = ft.methods.FedAvg.mean_weights
+
+        def receive(self, server: Tree, exchange: ft.Exchange) -> Tree:
+            return ft.trees.scale(super().receive(server, exchange), 0.5)
+
+    assert Median().mean_weights is None
+    assert Halved().mean_weights == "size"
+
+
 @pytest.mark.parametrize("name", PLAIN_MEAN_FIELDS)
 def test_uses_plain_mean_server_depends_only_on_mean(
     name: str, net: nn.Module, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedtailor.core.precision import forward_precision
 from fedtailor.errors import FedTailorError
 from fedtailor.training.engines.kernels import pooling
 from fedtailor.training.engines.kernels.convolution import adapt, conv2d, use_algorithm
@@ -204,6 +206,27 @@ def test_adapt_fuses_only_adjacent_plain_relu_and_pooling(monkeypatch: pytest.Mo
     module[2].register_forward_pre_hook(lambda layer, inputs: None)
     adapt(module)(x)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *(["triton"] if torch.cuda.is_available() else [])])
+def test_bf16_convolution_and_gradients_are_close_to_each_client(algorithm: str) -> None:
+    """Only the convolution is in bfloat16: the sine, its gradient, and the tensors stay float32."""
+    case, exact = SHAPES["strided"], problem(groups=1)
+    device = torch.device("cuda" if algorithm == "triton" else "cpu")
+    stacked = [t.to(device, torch.float32) for t in exact]
+
+    def convolution(*args: Any) -> Tensor:
+        with forward_precision("bf16", device):
+            found = conv2d(*args)
+        assert found.dtype == torch.bfloat16
+        return found.float()
+
+    with use_algorithm(algorithm):
+        for argument in range(3):
+            ours = vmap(grad(make_loss(convolution, case), argument))(*stacked)
+            reference = per_client(grad(make_loss(F.conv2d, case), argument), *exact)
+            assert ours.dtype == torch.float32
+            assert 0 < (ours.cpu() - reference).norm() / reference.norm() < 8 * 2**-8
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels need a GPU")

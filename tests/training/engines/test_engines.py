@@ -302,6 +302,7 @@ def test_auto_chooses_fastest_engine_and_gives_reason(monkeypatch: pytest.Monkey
 def test_auto_measures_engines_within_factor_two_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more batches, fixed costs weigh less; an engine that takes twice as long or longer is out after one try."""
     monkeypatch.setattr("fedtailor.training.engines.auto._SHORT_RUN_SECONDS", 0.0)
+    monkeypatch.setattr("fedtailor.training.engines.auto._QUICK_RUN_SECONDS", 0.0)
     monkeypatch.setattr("fedtailor.training.engines.auto._MIN_SECONDS", 0.0)
     fixed = {"sequential": 0.0, "pool": 0.09, "vectorized": 0.11}  # seconds in addition to 0.1 per batch
     per_batch = {"sequential": 0.1, "pool": 0.02, "vectorized": 0.0}

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -318,6 +319,133 @@ def test_pool_output_of_workers_appears_once(net: nn.Module, tmp_path: Path, mon
         apply(work, net)
     lines = (tmp_path / "output").read_text().splitlines()
     assert sorted(lines) == ["before", *(f"client {client}" for client in CLIENTS)]
+
+
+def process_of_each_client(ctx: ft.ClientContext, own: Tree) -> Tree:
+    """Return which process trained the client."""
+    return {"double": 2 * own["a"], "process": torch.tensor(os.getpid())}
+
+
+def test_pool_workers_of_repeated_function_stay_alive_until_close(net: nn.Module) -> None:
+    pool, before = make_pool(net, workers=3), child_processes()
+    living = []
+    for number in range(4):
+        values = {"a": torch.arange(4.0) + number}
+        found = pool.apply(process_of_each_client, number, CLIENTS, values)
+        assert found["double"].tolist() == [2.0 * (client + number) for client in CLIENTS]
+        living.append(child_processes() - before)
+    assert living[0] == set() and len(living[1]) == 2  # forked for one call, then for all further ones
+    assert living[1] == living[2] == living[3]
+    pool.close()
+    assert child_processes() == before
+
+
+def test_pool_sends_all_layouts_to_living_workers(net: nn.Module) -> None:
+    """Repeated rows, transposed rows, tables, an empty tensor, and earlier results, which are in shared memory."""
+    pool, sequential = make_pool(net), make_engine(net)[1]
+
+    def both(ctx: ft.ClientContext, own: Tree, earlier: Tree) -> Tree:
+        table = Rows(own["table"].values + earlier["repeated"].sum(), own["table"].present)
+        return {
+            **own,
+            "table": table,
+            "repeated": own["repeated"] * 2 + ctx.index,
+            "strides": own["transposed"] @ own["w"],
+        }
+
+    table = Rows(torch.rand(4, 3, 2), torch.rand(4, 3) > 0.5)
+    own = {"repeated": torch.rand(1, 5).expand(4, 5), "transposed": torch.rand(4, 6, 3).mT, "table": table,
+           "empty": torch.zeros(4, 0), "sliced": torch.rand(4, 9)[:, 2:5], "w": torch.rand(4, 6)}  # fmt: skip
+    earlier = expected = {"repeated": torch.rand(4, 5)}
+    for number in range(4):
+        expected = sequential.apply(both, number, CLIENTS, own, expected)
+        earlier = pool.apply(both, number, CLIENTS, own, earlier)
+        assert identical(earlier, expected)
+
+
+def test_pool_replaces_idle_worker_that_was_killed(net: nn.Module) -> None:
+    pool, before = make_pool(net), child_processes()
+    for number in range(5):
+        found = pool.apply(process_of_each_client, number, CLIENTS, {"a": torch.ones(4)})
+        assert found["double"].tolist() == [2.0] * 4
+        if number == 2:
+            (worker,) = child_processes() - before
+            os.kill(int(worker), signal.SIGKILL)
+
+
+def test_pool_with_living_worker_killed_at_work_raises(net: nn.Module) -> None:
+    pool, started, main_pid = make_pool(net), os.pipe(), os.getpid()
+
+    def work(ctx: ft.ClientContext) -> Tree:
+        if ctx.round == 3 and os.getpid() != main_pid:
+            os.write(started[1], b"!")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if ctx.round == 3:
+            os.read(started[0], 1)
+            os.write(started[1], b"!")
+        return {"index": ctx.index}
+
+    for number in (1, 2):
+        assert pool.apply(work, number, CLIENTS)["index"].tolist() == CLIENTS
+    assert "A worker process was killed while it trained client" in error_message(lambda: pool.apply(work, 3, CLIENTS))
+    for end in started:
+        os.close(end)
+
+
+def test_pool_error_in_living_worker_is_raised_and_later_calls_work(net: nn.Module) -> None:
+    pool = make_pool(net)
+
+    def work(ctx: ft.ClientContext) -> Tree:
+        if ctx.round == 3 and int(ctx.index) != 3:
+            raise CustomError(int(ctx.index), 40)
+        return {"index": ctx.index}
+
+    for number in (1, 2, 3, 4, 5):
+        if number == 3:
+            with pytest.raises(CustomError):
+                pool.apply(work, number, CLIENTS)
+        else:
+            assert pool.apply(work, number, CLIENTS)["index"].tolist() == CLIENTS
+
+
+def test_pool_idle_workers_end_with_main_process(net: nn.Module) -> None:
+    log, middle = os.pipe(), os.fork()
+    if not middle:
+        try:
+            pool = make_pool(net, workers=3)
+            for number in (1, 2, 3):
+                pool.apply(process_of_each_client, number, CLIENTS, {"a": torch.ones(4)})
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.close(log[1])
+    os.waitpid(middle, 0)
+    assert os.read(log[0], 1) == b""  # all processes that had the other end are gone
+    os.close(log[0])
+
+
+@pytest.mark.parametrize("engine", ["pool", "vectorized"])
+def test_run_leaves_no_workers(net: nn.Module, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    """The run is still in use, so its engine is, too; a run that fails ends its workers as well."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    chunk: dict[str, Any] = {"chunk_size": 1} if engine == "vectorized" else {}
+    before, living = child_processes(), []
+
+    def train(**settings: Any) -> ft.Run:
+        return ft.simulate(
+            ft.methods.FedAvg(), net, tiny_federation(), rounds=4, held_out_clients=1, dtype=torch.float64,
+            engine=engine, device="cpu", **chunk, **settings,
+        )  # fmt: skip
+
+    def fail_in_round_3(record: Any) -> None:
+        living.append(child_processes() - before)
+        if record["round"] == 3:
+            raise CustomError(1, 2)
+
+    run = train()
+    assert child_processes() == before and len(run.records) == 4
+    with pytest.raises(CustomError):
+        train(on_round_end=fail_in_round_3)
+    assert len(living[-1]) >= 1 and child_processes() == before
 
 
 def test_work_queue_gives_every_task_once() -> None:

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.method import Setup
-from fedtailor.core.system import deterministic, retain_freed_memory
+from fedtailor.core.system import deterministic, peak_memory, reset_peak_memory, retain_freed_memory
 from fedtailor.core.trees import Tree, flatten, map_leaves, repeat, take
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.dummy_client import single_client_index
@@ -82,6 +82,7 @@ class Worker:
     def train(self, message: Tree) -> tuple[dict[str, Any], Tree]:
         """Train one round, save the client state, and return the reply's fields and the upload."""
         request, method, channel = self._request, self._client.method, self._client.deployment.channel
+        reset_peak_memory(self._device)
         sent, state = self._stacked(message), self._load_state(message)
         if self._is_newcomer:  # a newcomer's initial state must not change if this round does not count
             self._write_state(request.last_counted, {"state": state})
@@ -99,7 +100,8 @@ class Worker:
         if request.round == request.rounds:  # in case the client is offline during the last evaluation
             self._write_model("trained", results["trained"])
         bytes_up = count_bytes(encoded, 1)[0]
-        self._append_record({"round": request.round, "bytes_up": bytes_up, **self._privacy_spent(), **metrics})
+        cost = {"bytes_up": bytes_up, **peak_memory(self._device)}
+        self._append_record({"round": request.round, **cost, **self._privacy_spent(), **metrics})
         return self._reply_fields(), take(encoded, 0)
 
     @torch.no_grad()
@@ -109,7 +111,7 @@ class Worker:
         state, sent = self._load_state(message), self._stacked(message)
         received = self._apply(method.personalize, request.round, state, sent)
         trained = self._trained_model(received)
-        evaluator = Evaluator(method, replace(self._shared, model=self._model.eval_mode), EngineChoice("sequential"))
+        evaluator = Evaluator(method, self._shared, EngineChoice("sequential"))
         clients, samples = [request.index], {"test": self._test, "validation": self._validation}
         samples |= {"train": self._train} if deployment.evaluate_train else {}
         with deterministic(self._threads):

@@ -87,6 +87,9 @@ class FlowerClients:
         sizes = next(iter(self.params.values())).new_tensor(self.sizes["train"], dtype=torch.int64)
         return Setup(self.model, self.params, len(sizes), sizes, self.deployment.num_rounds, self.deployment.seed)
 
+    def close(self) -> None:
+        """Do nothing: the clients are processes of their own."""
+
     def select(self, server: Server, number: int, attempt: int) -> tuple[list[int], dict[int, str]]:
         """Let clients join, wait until enough members are online, and sample the clients of a round from them."""
         deployment = self.deployment

@@ -59,6 +59,7 @@ const figures = (() => {
     if (width) layout.width = width; // a hidden figure gets its width when it becomes visible
     if (layout.yaxis2 && layout.legend === undefined) layout.legend = { orientation: "h", x: 0, y: 1, yanchor: "bottom" };
     if (!width || width >= NARROW) return;
+    Object.entries(layout.meta?.narrow ?? {}).forEach(([name, value]) => set(layout, name, value));
     if (layout.legend === undefined) layout.legend = { orientation: "h", y: -0.25 };
     if (layout.yaxis && layout.yaxis.scaleanchor) layout.height = Math.min(layout.height || 420, width + 110);
     data.filter((trace) => trace.colorbar).forEach((trace) => {

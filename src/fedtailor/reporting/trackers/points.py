@@ -18,7 +18,7 @@ from fedtailor.runs.summaries import plain_mean
 from fedtailor.runs.toml import flatten_settings
 
 MAX_SETTING_LENGTH = 500  # characters; the limit of old MLflow servers
-_COST = ("bytes_up", "bytes_down", "seconds", "seconds_evaluating")
+_COST = ("bytes_up", "bytes_down", "seconds", "seconds_evaluating", "peak_memory", "peak_memory_reserved")
 _METRIC_AT_MOMENT = re.compile(rf"(.+)_({'|'.join(MOMENTS)})(_mean)?")
 
 

@@ -48,5 +48,12 @@ class EngineChoice:
         return Pool(shared, samples) if self.engine == "pool" else Sequential(shared, samples)
 
 
+def close_engine(engine: Engine) -> None:
+    """End the worker processes that an engine keeps alive; the engine can still be used."""
+    if isinstance(engine, Pool):
+        engine.close()
+
+
 ENGINES = ("sequential", "pool", "vectorized")
+RAY = "ray"  # clients in several actors, each with one of these engines (`training/ray_clients`)
 DEFAULT_CHUNK_SIZE = 32  # clients per batch on one core of a CPU

@@ -3,14 +3,15 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from fedtailor.core.system import available_cores, deterministic
+from fedtailor.core.system import available_cores, deterministic, synchronize
 from fedtailor.errors import ConfigError, FedTailorError, unknown_name
-from fedtailor.training.engines import DEFAULT_CHUNK_SIZE, ENGINES, EngineChoice
+from fedtailor.training.engines import DEFAULT_CHUNK_SIZE, ENGINES, RAY, EngineChoice
+from fedtailor.training.engines.learned_choices import LearnedChoice
 from fedtailor.training.engines.vectorized import padding_overhead
 from fedtailor.training.sample_index import SampleIndex
 
@@ -18,7 +19,8 @@ _MAX_CHUNK_SIZE = 128  # on one core of a CPU; larger chunks do not fit into its
 _MIN_SECONDS = 0.01  # time of a measurement that is long enough to compare engines
 _THREADS_PENALTY = 1.1  # several threads are slowed down most when other programs use the machine
 _LONG_SECONDS = 1.0  # per client; on a CPU, the vectorized engine is never faster for such large steps
-_SHORT_RUN_SECONDS = 5.0  # a shorter run is not worth a benchmark
+_SHORT_RUN_SECONDS = 1.0  # a shorter run is not worth a benchmark
+_QUICK_RUN_SECONDS = 10.0  # a shorter run is worth a single measurement of a few engines
 
 
 def named_engine(
@@ -26,11 +28,11 @@ def named_engine(
 ) -> EngineChoice:
     """Return the settings for an engine given by name; `max_clients` is how many clients fit into memory."""
     if engine not in ENGINES:
-        raise unknown_name("engine", engine, ["auto", *ENGINES])
+        raise unknown_name("engine", engine, ["auto", *ENGINES, RAY])
     if chunk_size is not None and engine != "vectorized":
         raise ConfigError(f"chunk_size applies only to the engine 'vectorized', not to '{engine}'; omit it.")
     if engine == "vectorized":
-        default = max_clients if device.type == "cuda" else min(max_clients, DEFAULT_CHUNK_SIZE)
+        default = min(max_clients, DEFAULT_CHUNK_SIZE) if device.type == "cpu" else max_clients
         return EngineChoice(engine, 1, default if chunk_size is None else min(chunk_size, max_clients))
     return EngineChoice(engine, threads if engine == "sequential" else 1)
 
@@ -46,6 +48,7 @@ class EngineBenchmark:
     batch_size: int
     rounds: int
     device: torch.device
+    learned: LearnedChoice | None = None  # what earlier runs have measured
 
     def choose(self, sequential: EngineChoice, max_clients: int) -> tuple[EngineChoice, str]:
         """Return the fastest engine and the reason in one or two sentences.
@@ -54,20 +57,35 @@ class EngineBenchmark:
         """
         if len(self.clients) == 1:
             return sequential, "Each round trains one client at a time."
+        known = None if self.learned is None else self.learned.get()
+        if known is not None and self._works(known[0]):
+            return replace(known[0], chunk_size=known[0].chunk_size and min(known[0].chunk_size, max_clients)), known[1]
         try:
-            batches, seconds_per_client = self._measure(sequential)
+            batches, seconds_per_client, run_seconds = self._measure(sequential)
         except Exception:  # methods and models may raise anything; round 1 raises it again
             return sequential, "The benchmark failed."
-        run_seconds = seconds_per_client * self._mean_batches() / batches * len(self.clients) * self.rounds
         if run_seconds < _SHORT_RUN_SECONDS:
             return sequential, f"The run takes less than {_SHORT_RUN_SECONDS:g} s, too short for a benchmark."
-        seconds, errors = self._compare([sequential, *self._alternatives(seconds_per_client, max_clients)], batches)
+        is_quick = run_seconds < _QUICK_RUN_SECONDS
+        others = self._alternatives(seconds_per_client, max_clients, only_largest=is_quick)
+        seconds, errors = self._compare([sequential, *others], batches)
         close = [choice for choice in seconds if seconds[choice] < 2 * min(seconds.values())]
-        if len(close) > 1 and seconds_per_client < _LONG_SECONDS:  # more steps reduce the weight of fixed costs
+        if len(close) > 1 and seconds_per_client < _LONG_SECONDS and not is_quick:  # fixed costs weigh less
             seconds |= self._compare(close, min(4 * batches, math.ceil(self._mean_batches())))[0]
         ranking = sorted(close, key=lambda choice: seconds[choice])
         times = ", ".join(f"{choice} {1000 * seconds[choice]:.3g}" for choice in ranking)
-        return ranking[0], " ".join([f"Milliseconds per client and batch: {times}.", *dict.fromkeys(errors)])
+        reason = " ".join([f"Milliseconds per client and batch: {times}.", *dict.fromkeys(errors)])
+        if self.learned is not None:
+            self.learned.put(ranking[0], reason)
+        return ranking[0], reason
+
+    def _works(self, choice: EngineChoice) -> bool:
+        """Return whether an engine can run two clients; the code of a model may have changed since an earlier run."""
+        try:
+            self._seconds(choice, self._largest(2), 1)
+        except Exception:  # round 1 raises it again if it does not depend on the engine
+            return False
+        return True
 
     def _compare(self, choices: Sequence[EngineChoice], batches: int) -> tuple[dict[EngineChoice, float], list[str]]:
         """Return the seconds per client and batch of the engines that work, and the errors of the others."""
@@ -91,25 +109,31 @@ class EngineBenchmark:
         return sorted(self.clients, key=lambda client: -int(self.samples.sizes[client]))[:count]
 
     def _cores(self) -> int:
-        return 1 if self.device.type == "cuda" else available_cores()
+        return available_cores() if self.device.type == "cpu" else 1
 
-    def _measure(self, sequential: EngineChoice) -> tuple[int, float]:
-        """Return how many batches per client suffice for a comparison, and the sequential engine's time per client."""
+    def _measure(self, sequential: EngineChoice) -> tuple[int, float, float]:
+        """Return how many batches per client suffice for a comparison, and the sequential engine's seconds per client
+        and for the whole run."""
         batches = 1
         while True:
+            started = time.thread_time()
             seconds = self._seconds(sequential, self._largest(2), batches)
             if 2 * seconds > _MIN_SECONDS or batches >= self._mean_batches():
-                return batches, seconds
+                break
             batches *= 2
+        # On a busy machine, the time of the processor says better how long the run is.
+        own = seconds if self.device.type != "cpu" else min(seconds, (time.thread_time() - started) / 4)
+        return batches, seconds, own * self._mean_batches() / batches * len(self.clients) * self.rounds
 
-    def _alternatives(self, seconds_per_client: float, max_clients: int) -> Iterator[EngineChoice]:
-        if self.device.type == "cuda":
+    def _alternatives(self, seconds_per_client: float, max_clients: int, only_largest: bool) -> Iterator[EngineChoice]:
+        if self.device.type != "cpu":
             yield EngineChoice("vectorized", 1, min(max_clients, len(self.clients)))
             return
         if self._cores() > 1:
             yield EngineChoice("pool")
         largest = min(max_clients, -(-len(self.clients) // self._cores()), _MAX_CHUNK_SIZE)
-        for chunk in sorted({min(8, largest), min(32, largest), largest} if seconds_per_client < _LONG_SECONDS else ()):
+        smaller = set() if only_largest else {min(8, largest), min(32, largest)}
+        for chunk in sorted({largest, *smaller} if seconds_per_client < _LONG_SECONDS else ()):
             yield EngineChoice("vectorized", 1, chunk)
 
     def _seconds(self, choice: EngineChoice, clients: Sequence[int], batches: int) -> float:
@@ -117,13 +141,15 @@ class EngineBenchmark:
         engine = self.build(choice, self.samples.first(batches * self.batch_size))
         seconds = 0.0
         with deterministic(choice.threads):
-            for _ in range(2):  # the first time includes lazy initialization
+            # The first time includes lazy initialization; workers that stay alive start in the second.
+            for number in range(2 if choice.engine == "sequential" or self.device.type != "cpu" else 3):
                 started = time.perf_counter()
                 self.train(engine, clients)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
-                seconds = time.perf_counter() - started
-                if seconds > _LONG_SECONDS and self.device.type == "cpu":  # on a GPU, kernels may have been compiled
+                synchronize(self.device)
+                taken = time.perf_counter() - started
+                # the fastest after the first, because other programs may disturb one
+                seconds = min(seconds, taken) if number > 1 else taken
+                if taken > _LONG_SECONDS and self.device.type == "cpu":  # on a GPU, kernels may have been compiled
                     break
         return seconds / len(clients)
 

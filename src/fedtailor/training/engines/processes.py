@@ -1,6 +1,5 @@
-"""Forked worker processes: shared memory for results, a work queue, and reliable cleanup."""
+"""Forked worker processes: a work queue, workers for one call, workers that stay alive, and reliable cleanup."""
 
-import mmap
 import os
 import signal
 import sys
@@ -8,79 +7,160 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from fedtailor.core.trees import Tree, flatten, map_leaves
-
+_ORPHAN_SECONDS = 5.0  # how often an idle worker checks whether the main process was killed
 _MAX_TICKETS = 4096  # of two bytes each: fits into a pipe on every system
 
 
-@dataclass(frozen=True, eq=False)
-class SharedMemory:
-    """Memory that forked processes share.
+class Tickets:
+    """Numbers in a pipe, which several processes take turns to read."""
 
-    It is reused when no tensor refers to it any more, because allocating new pages takes ten times as long as writing
-    to existing ones.
-    """
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self.close = weakref.finalize(self, _close_files, self._reader, self._writer)
+        self.close.atexit = False
 
-    unused: list[mmap.mmap] = field(default_factory=list)  # at most one
+    def put(self, count: int) -> None:
+        """Replace all numbers by 0, ..., count − 1."""
+        self.clear()
+        os.write(self._writer, b"".join(number.to_bytes(2) for number in range(count)))
 
-    def allocate(self, count: int, tree: Tree) -> Tree:
-        """Return uninitialized memory for `count` stacked trees with the structure of `tree`."""
-        sizes = {path: count * leaf.nbytes for path, leaf in flatten(tree).items()}
-        ends = dict(zip(sizes, accumulate(-(-size // 64) * 64 for size in sizes.values()), strict=True))  # aligned
-        memory = self._get(max([1, *ends.values()]))
-        view = memoryview(memory)  # lives as long as any tensor that uses it
-        weakref.finalize(view, self._release, memory).atexit = False
-        buffer, starts = torch.frombuffer(view, dtype=torch.uint8), iter([0, *ends.values()])
+    def take(self) -> int | None:
+        """Return the next number; None if there is none."""
+        try:
+            return int.from_bytes(os.read(self._reader, 2))
+        except BlockingIOError:
+            return None
 
-        def place(leaf: Tensor) -> Tensor:
-            start = next(starts)
-            return buffer[start : start + count * leaf.nbytes].view(leaf.dtype).view(count, *leaf.shape)
+    def clear(self) -> None:
+        """Remove all remaining numbers."""
+        with suppress(BlockingIOError):
+            os.read(self._reader, 2 * _MAX_TICKETS)
 
-        return map_leaves(place, tree)
 
-    def _get(self, size: int) -> mmap.mmap:
-        memory = self.unused.pop() if self.unused else None
-        return memory if memory is not None and len(memory) >= size else mmap.mmap(-1, size)
-
-    def _release(self, memory: mmap.mmap) -> None:
-        self.unused[:] = [max([memory, *self.unused], key=len)]
+def _close_files(*files: int) -> None:
+    for file in files:
+        os.close(file)
 
 
 @dataclass(frozen=True)
 class WorkQueue:
-    """A queue of tasks for several processes: each reads the number of its next task (a ticket) from a pipe."""
+    """A queue of tasks for several processes: each takes the number of its next task (a ticket) from a pipe."""
 
     tasks: Sequence[Any]
-    num_tickets: int
-    pipe: int
+    tickets: Tickets
 
     @classmethod
-    def create(cls, tasks: Sequence[Any]) -> "WorkQueue":
-        """Write one ticket per task; in a very long queue, ticket i stands for tasks i, i + `num_tickets`, ..."""
-        reader, writer = os.pipe()
-        num_tickets = min(len(tasks), _MAX_TICKETS)
-        os.write(writer, b"".join(number.to_bytes(2) for number in range(num_tickets)))
-        os.close(writer)
-        return cls(tasks, num_tickets, reader)
+    def create(cls, tasks: Sequence[Any], tickets: Tickets | None = None) -> "WorkQueue":
+        """Put one ticket per task into the pipe, before the processes start to take them."""
+        queue = cls(tasks, tickets or Tickets())
+        queue.tickets.put(queue._num_tickets)
+        return queue
+
+    @property
+    def _num_tickets(self) -> int:
+        """In a very long queue, ticket i stands for the tasks i, i + `_num_tickets`, ..."""
+        return min(len(self.tasks), _MAX_TICKETS)
 
     def take(self) -> Sequence[Any]:
         """Return the tasks of the next ticket; an empty sequence if there is none."""
-        ticket = os.read(self.pipe, 2)
-        return self.tasks[int.from_bytes(ticket) :: self.num_tickets] if ticket else ()
+        ticket = self.tickets.take()
+        return () if ticket is None else self.tasks[ticket :: self._num_tickets]
 
     def cancel(self) -> None:
         """Remove all remaining tickets, so that no process starts another task."""
-        os.read(self.pipe, 2 * _MAX_TICKETS)
+        self.tickets.clear()
 
     def close(self) -> None:
-        os.close(self.pipe)
+        self.tickets.close()
+
+
+class WorkerGroup:
+    """Forked processes that stay alive and serve one task after another, until they are closed.
+
+    They know what existed when they were forked. A worker that was killed is noticed at the end of a task.
+    """
+
+    def __init__(self) -> None:
+        self.tickets: Tickets | None = None  # that the workers share with this process
+        self._connections: list[Connection] = []
+        self._kill: Callable[[], object] = lambda: None
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def start(self, count: int, serve: Callable[[Any], None]) -> None:
+        """Replace the workers by `count` new ones that call serve(task) for every task."""
+        self.stop()
+        self.tickets = Tickets()
+        pairs = [Pipe() for _ in range(count)]
+        pids: list[int] = []
+        ours = [own for own, _ in pairs]
+        self._kill = weakref.finalize(self, _kill_group, os.getpid(), pids, ours)
+        with _interrupts_blocked():
+            for number, (_, theirs) in enumerate(pairs):
+                others = [*ours, *(end for place, (_, end) in enumerate(pairs) if place > number)]
+                pids.append(_fork(partial(_serve_tasks, os.getpid(), theirs, others, serve)))
+                theirs.close()
+        self._connections = ours
+
+    def stop(self) -> None:
+        """Kill the workers; `start` makes new ones."""
+        self._kill()
+        self._connections = []
+        if self.tickets is not None:
+            self.tickets.close()
+            self.tickets = None
+
+    @contextmanager
+    def busy(self, task: Any) -> Iterator[None]:
+        """Let all workers serve a task, and wait for them after the body; if it fails, or one is lost, kill all."""
+        try:
+            for connection in self._connections:
+                with suppress(BrokenPipeError, ConnectionResetError):  # lost since its last task; it takes no ticket
+                    connection.send(task)
+            yield
+            lost = [connection for connection in self._connections if not _is_finished(connection)]
+            if lost:
+                self.stop()  # the caller sees what is missing
+        except BaseException:
+            self.stop()
+            raise
+
+
+def _serve_tasks(main_pid: int, own: Connection, others: list[Connection], serve: Callable[[Any], None]) -> None:
+    """Serve tasks in a worker until the main process closes the connection, or was killed."""
+    for connection in others:  # otherwise this process would keep the connections of others open
+        connection.close()
+    with suppress(EOFError, OSError):
+        while os.getppid() == main_pid:
+            if own.poll(_ORPHAN_SECONDS):
+                serve(own.recv())
+                _flush()
+                own.send(None)
+
+
+def _is_finished(connection: Connection) -> bool:
+    """Wait until a worker has finished its task, and return False if it was lost."""
+    try:
+        connection.recv()
+    except (EOFError, ConnectionResetError):
+        return False
+    return True
+
+
+def _kill_group(main_pid: int, pids: list[int], connections: list[Connection]) -> None:
+    for connection in connections:
+        connection.close()
+    if os.getpid() == main_pid:  # not in a process that was forked from it
+        for pid in pids:
+            _kill(pid)
 
 
 @contextmanager
@@ -88,22 +168,33 @@ def forked_workers(count: int, work: Callable[[], None]) -> Iterator[None]:
     """Fork `count` processes that call `work` and exit; wait for them after the body, or kill them if it fails."""
     running: list[int] = []
     try:
-        # Only this process handles interrupts, once it knows all its workers; in the workers they stay blocked.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with _interrupts_blocked():
             for _ in range(count):
                 running.append(_fork(work))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield
         while running:
             _wait(running[-1])
             running.pop()
     finally:
         for pid in running:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            _wait(pid)
+            _kill(pid)
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Only this process handles interrupts, once it knows all its workers; in the workers they stay blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ChildProcessError):  # already reaped, so the number may belong to another process
+        if os.waitpid(pid, os.WNOHANG) == (0, 0):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _wait(pid: int) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from fedtailor.core.batch import SharedContext
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.precision import training_precision
 from fedtailor.core.trees import Tree, flatten, map_leaves, stack, take
 from fedtailor.errors import ConfigError
 from fedtailor.training.engines.staging import stage
@@ -25,13 +26,14 @@ class Sequential:
     def apply(self, function: Callable[..., Tree], round: int, clients: Sequence[int], *trees: Tree) -> Tree:
         """Call function(ctx, *trees) for one client after another and stack the results."""
         results: list[Tree] = []
-        for position, client in enumerate(clients):
-            # Copies have the memory layout of a deployed client's tensors, on which bits may depend.
-            client_trees = [map_leaves(torch.Tensor.clone, take(tree, position)) for tree in trees]
-            before = tensor_versions(client_trees)
-            results.append(function(self._context(client, round), *client_trees))
-            check_not_mutated(before, tensor_versions(client_trees), client)
-            check_same_structure(results[0], results[-1], clients[0], client)
+        with training_precision(self.shared.model.precision):
+            for position, client in enumerate(clients):
+                # Copies have the memory layout of a deployed client's tensors, on which bits may depend.
+                client_trees = [map_leaves(torch.Tensor.clone, take(tree, position)) for tree in trees]
+                before = tensor_versions(client_trees)
+                results.append(function(self._context(client, round), *client_trees))
+                check_not_mutated(before, tensor_versions(client_trees), client)
+                check_same_structure(results[0], results[-1], clients[0], client)
         return stack(results)
 
     def _context(self, client: int, round: int) -> ClientContext:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtailor.core.batch import SharedContext
 from fedtailor.core.client_context import ClientContext
+from fedtailor.core.precision import training_precision
 from fedtailor.core.trees import Tree, cache_by_identity, map_leaves
 from fedtailor.core.vmap_context import StepLoop, VmapContext, sequential_loop
 from fedtailor.errors import ConfigError, FedTailorError, reason
@@ -81,7 +82,8 @@ class Vectorized:
         index, size = (torch.tensor(values, device=self._samples.device) for values in (clients, sizes))
         before = tensor_versions(trees)
         try:
-            result: Tree = torch.func.vmap(apply_one)(index, size, staged.padded(numbers), *trees)
+            with training_precision(self._shared.model.precision):
+                result: Tree = torch.func.vmap(apply_one)(index, size, staged.padded(numbers), *trees)
         except (FedTailorError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # vmap, methods, and models may raise anything

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from fedtailor.core.precision import autocast_inputs
 from fedtailor.errors import unknown_name
 from fedtailor.training.engines.kernels.convolution_algorithms import (
     ALGORITHMS,
@@ -51,6 +52,7 @@ def conv2d(
     """
     if x.ndim != 4:  # one sample without a batch axis
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    x, weight, bias = cast(tuple[Tensor, Tensor, Tensor | None], autocast_inputs(x, weight, bias))
     size, kernel = (x.shape[2], x.shape[3]), (weight.shape[2], weight.shape[3])
     # Backward may run in an autograd thread without context variables, so the geometry carries the algorithm.
     geometry = Geometry(size, kernel, stride, padding, dilation, groups, bias is not None, _forced_algorithm.get())

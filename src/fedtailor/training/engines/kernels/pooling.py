@@ -6,6 +6,7 @@ The backward operation is linear, and its transpose is defined here too, so deri
 from itertools import pairwise
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
@@ -16,11 +17,10 @@ from fedtailor.training.engines.kernels.convolution_algorithms import clients_fi
 def relu_pool(x: Tensor) -> Tensor:
     """Compute `F.max_pool2d(F.relu(x), 2)`, in one pass if Triton kernels are available.
 
-    >>> import torch
     >>> relu_pool(torch.tensor([[[[-1.0, 2.0], [3.0, -4.0]]]]))
     tensor([[[[3.]]]])
     """
-    if not has_triton_kernels(x):
+    if x.dtype != torch.float32 or not has_triton_kernels(x):
         return F.max_pool2d(F.relu(x), 2)
     out: Tensor = _ReluPool.apply(x)[0]  # type: ignore[no-untyped-call]
     return out
