@@ -14,7 +14,9 @@ import fedtailor as ft
 from conftest import TinyNet, error_message, tiny_federation, wait_until
 from fedtailor.core.system import machine_cores
 from fedtailor.runs.reader import latest_checkpoint
+from fedtailor.tasks import child
 from fedtailor.tasks.processes import Processes, Slot
+from fedtailor.training import signals
 from support.killed_runs import SETTINGS, compare, killed, numbers
 
 
@@ -87,6 +89,24 @@ def test_stopped_command_leaves_runs_that_can_be_resumed(number: signal.Signals,
     for folder, path in zip(folders, records, strict=True):
         checkpoint, problems = latest_checkpoint(folder)
         assert checkpoint is not None and not problems and checkpoint.round == path.read_text().count("\n") > 2
+
+
+def test_second_signal_of_stopping_task_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch system sends SIGTERM to the command and to its tasks, and the command then stops the tasks too."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        monkeypatch.setattr(signals, "_deferred", Event())
+        signal.signal(signal.SIGTERM, child._stop)
+        with pytest.raises(KeyboardInterrupt):  # before round 1, nothing has to be finished
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, child._stop)
+        with signals.deferred_signals() as pending_signal:
+            signal.raise_signal(signal.SIGTERM)
+        assert pending_signal() == signal.SIGTERM
+        signal.raise_signal(signal.SIGTERM)  # while the process ends, after its checkpoint
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_cores_and_gpus_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:

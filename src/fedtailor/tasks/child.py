@@ -12,7 +12,7 @@ from typing import Any
 from fedtailor.core.system import limit_cores
 from fedtailor.tasks.schedule import progress_of
 from fedtailor.tasks.task import Outcome, failure_text
-from fedtailor.training.signals import is_signal_pending
+from fedtailor.training.signals import was_signal_deferred
 
 
 def run_child(
@@ -46,8 +46,10 @@ def run_child(
 
 
 def _stop(number: int, frame: Any) -> None:
-    """Stop now, unless a round is finished first: a batch system and `_stop_when_closed` may both send a signal."""
-    if not is_signal_pending():
+    """Stop now, once, unless the run is finishing its round or has stopped after it: a batch system and
+    `_stop_when_closed` may both send a signal, and an exception while the process ends would be printed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not was_signal_deferred():
         raise KeyboardInterrupt
 
 

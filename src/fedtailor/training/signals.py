@@ -39,16 +39,18 @@ class PendingSignal(threading.Event):
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_deferring: list[PendingSignal] = []  # of all `with deferred_signals()` blocks that this process is in
+_deferred = threading.Event()  # set when this process has deferred a signal for the first time
 
 
-def is_signal_pending() -> bool:
-    """Return whether a signal was received that takes effect after the current work.
+def was_signal_deferred() -> bool:
+    """Return whether this process has ever received a signal that takes effect after the current work.
 
-    >>> is_signal_pending()
-    False
+    >>> with deferred_signals():
+    ...     signal.raise_signal(signal.SIGTERM)
+    >>> was_signal_deferred()
+    True
     """
-    return any(pending.is_set() for pending in _deferring)
+    return _deferred.is_set()
 
 
 @contextmanager
@@ -77,6 +79,7 @@ def deferred_signals(
             return
         pending.number = pending.number or number
         pending.set()
+        _deferred.set()
         if only_first:
             _restore(before)
             level = logging.WARNING if number == signal.SIGINT else logging.INFO  # programs send SIGTERM, people SIGINT
@@ -84,11 +87,9 @@ def deferred_signals(
 
     for number in before:
         signal.signal(number, defer)
-    _deferring.append(pending)
     try:
         yield pending
     finally:
-        _deferring.remove(pending)
         _restore(before)
 
 
