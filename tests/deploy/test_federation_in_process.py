@@ -1,6 +1,7 @@
 """Federations in one process: Flower's messages and apps, and a grid that delivers messages immediately."""
 
 import json
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -530,6 +531,30 @@ def test_client_of_another_version_does_not_train(create: Callable[..., InProces
     fields = FlowerClients._fields
     monkeypatch.setattr(FlowerClients, "_fields", lambda self, *args: fields(self, *args) | {"version": "0.0.1"})
     assert "another version" in error_message(federation.run)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("accuracy_trained", float("inf")), ("accuracy_trained", 1.01), ("loss_received", 1e308), ("loss", -1e39)],
+)
+def test_impossible_score_leaves_out_its_client_and_the_mean_is_that_of_the_others(
+    name: str, value: float, create: Callable[..., InProcessFederation], caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = create(method="fedavg")
+
+    def lie(who: str, message: Message, reply: Message) -> Message:
+        if who != "bob" or message.metadata.message_type != "evaluate":
+            return reply
+        fields, _ = from_record(reply.content, 0)
+        return Message(to_record(fields | {"scores": fields["scores"] | {name: value}}), reply_to=message)
+
+    federation.grid.tamper = lie
+    federation.run()
+    run = load_run(federation.folder / "run")
+    expected = simulated(read_deployment(federation.folder), clients()).scores("trained")
+    assert run.scores("trained") == pytest.approx({client: expected[client] for client in (0, 2)})
+    assert math.isfinite(run.records[-1]["accuracy_trained"])
+    assert f"bob is not evaluated: its {name} is not between" in caplog.text
 
 
 def test_late_reply_is_removed_from_flower(create: Callable[..., InProcessFederation]) -> None:

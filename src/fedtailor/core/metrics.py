@@ -4,8 +4,9 @@ A metric is NaN where it is undefined, such as the AUC of a client with a single
 such a client, unless its model diverged.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -37,12 +38,16 @@ _LOWER_IS_BETTER = {
 class Metric:
     """A metric: a function of all outputs and targets of a client that returns a scalar, NaN where it is undefined.
 
+    A deployed server rejects values outside of `minimum` and `maximum`, which no honest client reports.
+
     >>> Metric(lambda outputs, targets: (outputs - targets).abs().max(), higher_is_better=False).higher_is_better
     False
     """
 
     function: MetricFunction
     higher_is_better: bool
+    minimum: float = -math.inf
+    maximum: float = math.inf
 
 
 def as_metric(name: str, metric: Metric | MetricFunction) -> Metric:
@@ -195,22 +200,23 @@ def _auc_by_class(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((below * is_class).sum(1) - positives.square()).double() / (2 * positives * negatives)
 
 
-def _by_name(*functions: MetricFunction) -> dict[str, Metric]:
-    return {function.__name__: as_metric(function.__name__, function) for function in functions}
+def _by_name(*functions: MetricFunction, minimum: float = 0.0, maximum: float = 1.0) -> dict[str, Metric]:
+    metrics = {function.__name__: as_metric(function.__name__, function) for function in functions}
+    return {name: replace(metric, minimum=minimum, maximum=maximum) for name, metric in metrics.items()}
 
 
 METRICS: dict[Task, dict[str, Metric]] = {
-    "classification": _by_name(
-        accuracy, balanced_accuracy, macro_f1, weighted_f1, auc, auc_absent_zero, average_precision, ece, brier
-    ),
-    "regression": _by_name(mse, rmse, mae, r2),
+    "classification": {
+        **_by_name(accuracy, balanced_accuracy, macro_f1, weighted_f1, auc, auc_absent_zero, average_precision, ece),
+        **_by_name(brier, maximum=2.0),
+    },
+    "regression": {**_by_name(mse, rmse, mae, maximum=math.inf), **_by_name(r2, minimum=-math.inf)},
     "survival": _by_name(c_index),
 }  # by the names that the setting `metrics` of a run accepts
-DEFAULT_METRICS: dict[Task, dict[str, Metric]] = {
-    "classification": _by_name(accuracy, macro_f1, auc),
-    "regression": _by_name(mse, mae),
-    "survival": _by_name(c_index),
-}
+_DEFAULT_NAMES: dict[Task, Sequence[str]] = {
+    "classification": ("accuracy", "macro_f1", "auc"), "regression": ("mse", "mae"), "survival": ("c_index",)
+}  # fmt: skip
+DEFAULT_METRICS = {task: {name: METRICS[task][name] for name in names} for task, names in _DEFAULT_NAMES.items()}
 TARGETS: dict[Task, str] = {"classification": "classes", "regression": "numbers", "survival": "survival times"}
 
 

@@ -1,6 +1,7 @@
 """Deployed clients: messages to them over Flower, and validation of their replies."""
 
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
@@ -40,6 +41,8 @@ from fedtailor.training.server import Server
 from fedtailor.version import VERSION
 
 log = logging.getLogger("fedtailor")
+_LARGEST = torch.finfo(torch.float32).max  # of a score that has no maximum, so that means over clients are finite
+_ROUNDING = 1e-6  # by which a score may exceed its range
 _SLACK_BYTES = 2**16  # for names and outline, which another version on the client may write differently
 
 
@@ -179,7 +182,7 @@ class FlowerClients:
                 more, missing = self._evaluate(server, list(missing), is_last)
                 update_values(values, more)
         for client, reason in missing.items():
-            log.warning("%s is not evaluated: %s.", self.members[client].name, reason)
+            log.warning("%s is not evaluated: %s.", self.members[client].name, reason.rstrip("."))
         return Evaluation({name: dict(sorted(by_client.items())) for name, by_client in values.items()})
 
     def _evaluate(
@@ -201,7 +204,7 @@ class FlowerClients:
         for client, reply in self._replies(self._send("evaluate", messages, following)):
             try:
                 fields, _ = self._read_reply(client, reply, following, 0)
-                for name, value in _read_scores(fields, self._score_names).items():
+                for name, value in _read_scores(fields, self._score_ranges).items():
                     values.setdefault(name, {})[client] = value
                 del missing[client]
             except (FedTailorError, NoReplyError) as error:
@@ -216,13 +219,16 @@ class FlowerClients:
         return {"states": ClientStates({})}, {"chunk_size": None, "remote": remote}
 
     @property
-    def _score_names(self) -> set[str]:
-        """The names of the values that a client may report."""
-        metrics = ("loss", *self.model.metrics)
-        train = [f"{TRAIN}{name}" for name in metrics] if self.deployment.evaluate_train else []
-        names = {f"{name}_{moment}" for name in ("validation", *metrics, *train) for moment in MOMENTS}
-        of_global = {f"{GLOBAL}{name}_received" for name in metrics} if self.deployment.evaluate_global else set()
-        return {"loss"} | names | of_global
+    def _score_ranges(self) -> dict[str, tuple[float, float]]:
+        """The names of the values that a client may report, each with the smallest and largest valid value."""
+        metrics = {name: (metric.minimum, metric.maximum) for name, metric in self.model.metrics.items()}
+        metrics["loss"] = -math.inf, math.inf
+        train = {f"{TRAIN}{name}": found for name, found in metrics.items()} if self.deployment.evaluate_train else {}
+        personal = {"validation": metrics[self.model.score]} | metrics | train
+        ranges = {f"{name}_{moment}": found for name, found in personal.items() for moment in MOMENTS}
+        if self.deployment.evaluate_global:
+            ranges |= {f"{GLOBAL}{name}_received": found for name, found in metrics.items()}
+        return {"loss": metrics["loss"]} | ranges
 
     def _fields(self, client: int, number: int) -> dict[str, Any]:
         participation = self.deployment.participation
@@ -273,10 +279,15 @@ class FlowerClients:
             raise DeployError(failure.reason)
 
 
-def _read_scores(fields: Mapping[str, Any], names: set[str]) -> dict[str, float]:
+def _read_scores(fields: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Return the scores that a client reports; NaN where it has none. One invalid score would spoil all means."""
     scores = fields.get("scores")
-    if not isinstance(scores, dict) or not scores.keys() <= names:
+    if not isinstance(scores, dict) or not scores.keys() <= ranges.keys():
         raise DeployError("it does not report the expected scores")
     if not all(value is None or isinstance(value, (int, float)) for value in scores.values()):
         raise DeployError("its scores contain non-numeric values")
+    for name, value in scores.items():
+        minimum, maximum = (max(-_LARGEST, min(bound, _LARGEST)) for bound in ranges[name])
+        if value is not None and not minimum - _ROUNDING <= value <= maximum + _ROUNDING:
+            raise DeployError(f"its {name} is not between {minimum:g} and {maximum:g}")
     return {name: float("nan") if value is None else float(value) for name, value in scores.items()}
