@@ -265,14 +265,14 @@ def score_name(job: Job, kind: str) -> str:
     return f"validation_{kind}" if job.stage in VALIDATION_STAGES else kind
 
 
-def show_gain_by_round(done: dict[Job, Any]) -> None:
-    """Print the mean gain on validation data at every evaluation, over all runs of tuning but local training."""
-    runs = [result for job, result in done.items() if job.stage == "tune" and job.method != "local"]
-    pairs = [zip(run["validation_mean"], run["validation_plain"], strict=True) for run in runs if "error" not in run]
-    gains = [[100 * (mean - plain) for mean, plain in run] for run in pairs]
+def show_gain_by_round(done: dict[Job, Any], stage: str) -> None:
+    """Print the mean gain at every evaluation over all runs of a stage that did not diverge, except local training."""
+    runs = [(job, result) for job, result in done.items() if job.stage == stage and job.method != "local"]
+    series = [[result.get(score_name(job, kind)) for kind in KINDS] for job, result in runs if "error" not in result]
+    gains = [[100 * (mean - plain) for plain, mean in zip(*pair, strict=True)] for pair in series]
     if gains:
         means = [f"{statistics.mean(column):+.1f}" for column in zip(*gains, strict=True)]
-        print(f"\ngain in {len(gains)} runs, every ten rounds: {' '.join(means)}")
+        print(f"\n{stage}: gain in {len(gains)} runs, every ten rounds: {' '.join(means)}")
 
 
 def common_seeds(cells: list[Scores]) -> list[int]:
@@ -281,15 +281,18 @@ def common_seeds(cells: list[Scores]) -> list[int]:
 
 
 def format_cell(scores: Scores, seeds: list[int]) -> str:
-    """Return both means over seeds, and for several seeds the standard deviation of the gain and their number."""
+    """Return both means over seeds, the standard deviation of the gain, and the number of seeds; and how many diverged,
+    which are not in the means."""
     pairs = [(scores["plain"][seed], scores["mean"][seed]) for seed in seeds]
-    if not pairs:
-        return "–"
-    if not all(isfinite(plain) for plain, _ in pairs):
-        return "diverged"
-    text = " → ".join(f"{statistics.mean(values):.1f}" for values in zip(*pairs, strict=True))
-    gains = [mean - plain for plain, mean in pairs]
-    return text + (f" (±{statistics.stdev(gains):.1f}; {len(seeds)})" if len(seeds) > 1 else "")
+    finished = [pair for pair in pairs if isfinite(pair[0])]
+    diverged = f"{len(pairs) - len(finished)} of {len(pairs)} diverged" if len(finished) < len(pairs) else ""
+    if not finished:
+        return diverged or "–"
+    text = " → ".join(f"{statistics.mean(values):.1f}" for values in zip(*finished, strict=True))
+    gains = [mean - plain for plain, mean in finished]
+    spread = f"±{statistics.stdev(gains):.1f}; {len(gains)}" if len(gains) > 1 else ""
+    notes = ", ".join(filter(None, [spread, diverged]))
+    return text + (f" ({notes})" if notes else "")
 
 
 def main() -> None:
@@ -303,7 +306,8 @@ def main() -> None:
     if options.stage == "show":
         show(done)
         show_memory(done)
-        show_gain_by_round(done)
+        for stage in ("tune", "activity"):
+            show_gain_by_round(done, stage)
         return
     stages = {
         "tune": tuning_jobs,
