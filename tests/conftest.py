@@ -37,6 +37,7 @@ FEDERATED = [name for name, method in METHODS.items() if not method().pools_data
 METHOD_PARAMS = [
     name if name in REPRESENTATIVE_METHODS else pytest.param(name, marks=pytest.mark.slow) for name in FEDERATED
 ]  # the other methods are marked slow
+MEASURED = ("seconds", "peak_memory")  # beginnings of keys in a record that are measured, so they do not repeat
 SIZES = (9, 4, 7, 1)  # training samples per client: uneven, and one client has a single sample
 
 

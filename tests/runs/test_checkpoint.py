@@ -20,6 +20,7 @@ from torch import nn
 
 import fedtailor as ft
 from conftest import (
+    MEASURED,
     REPRESENTATIVE_METHODS,
     DivergingNet,
     TinyNet,
@@ -87,8 +88,8 @@ def file_contents(folder: Path) -> dict[Path, bytes]:
 
 
 def without_times(run: ft.Run) -> list[Record]:
-    """Return the records without measured times."""
-    return [{name: value for name, value in record.items() if not name.startswith("seconds")} for record in run.records]
+    """Return the records without measured times and memory."""
+    return [{name: value for name, value in record.items() if not name.startswith(MEASURED)} for record in run.records]
 
 
 def same_run(run: ft.Run, expected: ft.Run) -> bool:

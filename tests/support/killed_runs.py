@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import fedtailor as ft
-from conftest import TinyNet, tiny_federation
+from conftest import MEASURED, TinyNet, tiny_federation
 from fedtailor.core.trees import Tree
 
 SETTINGS: dict[str, Any] = {"rounds": 4, "batch_size": 4, "dtype": "float64", "engine": "sequential"}
@@ -43,7 +43,7 @@ def numbers(result: ft.ComparisonResult) -> list[Any]:
     for run in result.runs:
         assert run.folder is not None
         models = [path.read_bytes() for path in sorted(run.folder.glob("personal/*/*.safetensors"))]
-        records = [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in run.records]
+        records = [{k: v for k, v in r.items() if not k.startswith(MEASURED)} for r in run.records]
         found.append((run.folder.name, run.info["fingerprint"], records, models))
     return found
 

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 import fedtailor as ft
-from conftest import TinyNet, error_message, same, tiny_federation
+from conftest import MEASURED, TinyNet, error_message, same, tiny_federation
 from fedtailor.experiments.deployment import make_deployment
 from fedtailor.training.early_stopping import EarlyStopping
 from support.simulation import simulate
@@ -44,7 +44,7 @@ def test_stopped_run_has_the_first_rounds_of_the_whole_run(net: nn.Module, tmp_p
     assert rounds < 30 and max(scores[: rounds - 2]) >= max(scores[rounds - 2 : rounds])
     assert run.stopped_early and not whole.stopped_early
     for record, expected in zip(run.records, whole.records, strict=False):
-        same_keys = [name for name in expected if not name.startswith("seconds")]
+        same_keys = [name for name in expected if not name.startswith(MEASURED)]
         assert {name: record[name] for name in same_keys} == {name: expected[name] for name in same_keys}
     assert [bool(record.get("stopped_early")) for record in run.records] == [False] * (rounds - 1) + [True]
     loaded = ft.load_run(tmp_path)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedtailor as ft
-from conftest import FEDERATED, SIZES, TinyNet, error_message, tiny_federation
+from conftest import FEDERATED, MEASURED, SIZES, TinyNet, error_message, tiny_federation
 from fedtailor.core.method import Setup
 from fedtailor.core.metrics import auc_absent_zero, weighted_f1
 from fedtailor.methods import METHODS
@@ -161,7 +161,7 @@ def test_resumed_run_has_the_same_extra_values(net: nn.Module, tmp_path: Path) -
     loaded = ft.load_run(tmp_path / "run")
     for found in (run, loaded):
         for record, whole in zip(found.records, expected.records, strict=True):
-            assert {n: v for n, v in record.items() if not n.startswith("seconds")} == {
-                n: v for n, v in whole.items() if not n.startswith("seconds")
+            assert {n: v for n, v in record.items() if not n.startswith(MEASURED)} == {
+                n: v for n, v in whole.items() if not n.startswith(MEASURED)
             }
     assert found.experiment["metrics"] == ["accuracy", "auc_absent_zero"] and found.experiment["evaluate_global"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedtailor as ft
-from conftest import TinyNet, all_same, models, same, tiny_federation
+from conftest import MEASURED, TinyNet, all_same, models, same, tiny_federation
 from fedtailor.core.trees import Tree
 from fedtailor.runs.records import Record
 
@@ -34,7 +34,7 @@ def press_ctrl_c(after: int, times: int = 1) -> Any:
 
 
 def comparable(run: ft.Run) -> list[Record]:
-    return [{name: value for name, value in r.items() if not name.startswith("seconds")} for r in run.records]
+    return [{name: value for name, value in r.items() if not name.startswith(MEASURED)} for r in run.records]
 
 
 @dataclass(frozen=True)

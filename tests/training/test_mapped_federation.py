@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
-from conftest import error_message
+from conftest import MEASURED, error_message
 from fedtailor.core.trees import flatten
 from fedtailor.methods import METHODS
 from fedtailor.training import client_update
@@ -48,8 +48,8 @@ def several_parts() -> ft.Federation:
 
 def assert_same_run(left: ft.Run, right: ft.Run) -> None:
     for ours, theirs in zip(left.records, right.records, strict=True):
-        assert {n: v for n, v in ours.items() if not n.startswith("seconds")} == {
-            n: v for n, v in theirs.items() if not n.startswith("seconds")
+        assert {n: v for n, v in ours.items() if not n.startswith(MEASURED)} == {
+            n: v for n, v in theirs.items() if not n.startswith(MEASURED)
         }
     for client, moment in ((0, "received"), (3, "trained")):
         one, other = left.personal(client, moment), right.personal(client, moment)

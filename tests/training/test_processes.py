@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from conftest import MEASURED
+
 TRAIN = """
 import sys
 import fedtailor as ft
@@ -39,7 +41,7 @@ def file_digests(folder: Path) -> dict[str, str]:
         text = path.read_bytes()
         if path.name == "rounds.jsonl":
             lines = [json.loads(line) for line in text.splitlines()]
-            lines = [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines]
+            lines = [{k: v for k, v in line.items() if not k.startswith(MEASURED)} for line in lines]
             text = json.dumps(lines).encode()
         digests[str(path.relative_to(folder))] = hashlib.sha256(text).hexdigest()
     return digests

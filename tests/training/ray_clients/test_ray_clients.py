@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedtailor as ft
-from conftest import tiny_federation
+from conftest import MEASURED, tiny_federation
 from fedtailor.core.trees import Tree, flatten
 from fedtailor.errors import ConfigError, RunError
 from fedtailor.training.ray_clients.ray_clients import RayClients
@@ -34,7 +34,7 @@ def assert_same(first: Any, second: Any, path: str = "") -> None:
     if isinstance(first, dict):
         assert first.keys() == second.keys(), path
         for name in first:
-            if not str(name).startswith("seconds"):
+            if not str(name).startswith(MEASURED):
                 assert_same(first[name], second[name], f"{path}/{name}")
     elif isinstance(first, float | torch.Tensor):
         one, other = torch.as_tensor(first), torch.as_tensor(second)
