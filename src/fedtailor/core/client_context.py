@@ -1,6 +1,7 @@
 """`ClientContext`: a client's data and the operations on it that methods use, such as training, gradients, and sums."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +11,11 @@ from fedtailor.core import random
 from fedtailor.core.client_training import ClientTraining
 from fedtailor.core.model import Inputs
 from fedtailor.core.system import to_float64
-from fedtailor.core.vmap_context import VmapContext
 
-_EVALUATION_ROWS = 512  # examples per forward pass in evaluation; this limits memory and does not affect results
+# Examples per forward pass in evaluation: of one client, and of all clients of a vmap call on a GPU. They limit memory
+# and do not affect results.
+_EVALUATION_ROWS = 512
+_GPU_EVALUATION_ROWS = 2**15
 _NOISE, _SHARED, _SPLIT = 2, 3, 4  # salts of `uniform`, `shared_uniform`, `split_data`; 1 is the order of samples
 
 
@@ -103,7 +106,7 @@ class ClientContext(ClientTraining):
         if vmap is None:
             samples = samples[: int(count)]
         else:
-            vmap = VmapContext(1, max_count, vmap.loop)
+            vmap = replace(vmap, min_size=1, max_size=max_count)
         return ClientContext(self._shared, self.round, self.index, count, samples, vmap=vmap)
 
     def map_samples(self, compute: Callable[[Inputs], Tensor], width: int) -> Tensor:
@@ -114,7 +117,15 @@ class ClientContext(ClientTraining):
         >>> ctx.map_samples(lambda x: ctx.model.logits(params, x), width=20).shape
         torch.Size([20, 10])
         """
-        rows = _EVALUATION_ROWS if self._vmap is None else 4 * self._shared.batch_size
+        rows = self._evaluation_rows
         slots = torch.arange(min(width, len(self._samples)), device=self._samples.device) % self._count
         outputs = [compute(self._inputs(self._samples[part])) for part in torch.split(slots, rows)]
         return F.pad(torch.cat(outputs), (0, 0) * (outputs[0].ndim - 1) + (0, width - len(slots)))
+
+    @property
+    def _evaluation_rows(self) -> int:
+        """Examples of this client per forward pass in evaluation."""
+        if self._vmap is None:
+            return _EVALUATION_ROWS
+        rows = 4 * self._shared.batch_size  # small enough for the caches of a CPU
+        return max(rows, _GPU_EVALUATION_ROWS // self._vmap.clients) if self._samples.is_cuda else rows

@@ -144,7 +144,7 @@ def average_precision(outputs: Tensor, targets: Tensor) -> Tensor:
     scores = outputs.double().softmax(1).T[classes[:, 0]]
     ordered, order = scores.sort(1)
     is_class = targets[order] == classes
-    lower = torch.searchsorted(ordered, ordered)  # the number of lower scores
+    lower, _ = _count_lower(ordered)
     positives = is_class.sum(1, keepdim=True)
     found = positives - F.pad(is_class.cumsum(1), (1, 0)).gather(1, lower)  # of the class, with this score or above
     precision = found.double() / (len(targets) - lower)
@@ -194,10 +194,23 @@ def _auc_by_class(outputs: Tensor, targets: Tensor) -> Tensor:
         return scores.new_full((len(classes),), torch.nan)
     ordered, order = scores.sort(1)
     is_class = targets[order] == classes
-    # twice (the number of lower scores + half the number of equal scores), which is an integer
-    below = torch.searchsorted(ordered, ordered) + torch.searchsorted(ordered, ordered, right=True)
+    lower, not_above = _count_lower(ordered)
+    below = lower + not_above  # twice (the number of lower scores + half the number of equal scores), an integer
     positives, negatives = is_class.sum(1), (~is_class).sum(1)
     return ((below * is_class).sum(1) - positives.square()).double() / (2 * positives * negatives)
+
+
+def _count_lower(ordered: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of lower scores, and of lower and equal scores, for each score of sorted rows.
+
+    >>> [counts.tolist() for counts in _count_lower(torch.tensor([[1.0, 2.0, 2.0, 5.0]]))]
+    [[[0, 1, 1, 3]], [[1, 3, 3, 4]]]
+    """
+    differs, count = ordered[:, 1:] != ordered[:, :-1], ordered.shape[1]
+    positions = torch.arange(count, device=ordered.device)
+    firsts = torch.where(F.pad(differs, (1, 0), value=True), positions, 0)
+    ends = torch.where(F.pad(differs, (0, 1), value=True), positions + 1, count)
+    return firsts.cummax(1).values, ends.flip(1).cummin(1).values.flip(1)
 
 
 def _by_name(*functions: MetricFunction, minimum: float = 0.0, maximum: float = 1.0) -> dict[str, Metric]:

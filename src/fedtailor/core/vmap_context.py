@@ -34,6 +34,7 @@ class VmapContext:
 
     min_size: int  # samples of the client with the fewest, or fewer
     max_size: int  # samples of the client with the most, or more
+    clients: int = 1  # in this call
     loop: StepLoop = sequential_loop
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtailor.core.batch import SharedContext
 from fedtailor.core.client_context import ClientContext
 from fedtailor.core.method import Method
+from fedtailor.core.model import Model
 from fedtailor.core.system import to_float64
 from fedtailor.core.trees import Tree, take
 from fedtailor.runs.records import COMMON, GLOBAL, TRAIN, Values
@@ -51,13 +52,14 @@ class Evaluator:
             return results
         clients, personal = [clients[position] for position in positions], take(personal, torch.tensor(positions))
         outputs = self._outputs(clients, personal, samples)
-        cpu_outputs = outputs.cpu()  # one transfer, because metrics read many single values
-        for position, client in enumerate(clients):
-            targets = self.shared.y[samples[client]]
-            loss = float(to_float64(model.losses(outputs[position, : len(targets)], targets)).mean())
-            client_outputs, targets = cpu_outputs[position, : len(targets)], targets.cpu()
+        targets = [self.shared.y[samples[client]] for client in clients]
+        losses = _mean_losses(model, outputs, targets)
+        if results.keys() != {"loss"}:  # metrics read many single values
+            outputs, targets = outputs.cpu(), _to_cpu(targets)
+        for client, loss, own_outputs, own_targets in zip(clients, losses, outputs, targets, strict=True):
             for name, values in results.items():
-                value = loss if name == "loss" else float(model.metrics[name].function(client_outputs, targets))
+                metric = model.metrics.get(name)
+                value = loss if metric is None else float(metric.function(own_outputs[: len(own_targets)], own_targets))
                 if not (isnan(value) and isfinite(loss)):
                     values[client] = value
         return results
@@ -73,6 +75,20 @@ class Evaluator:
             self._engines[samples] = self.engine_choice.build(self._context, samples)
         outputs: Tensor = self._engines[samples].apply(predict, 0, clients, personal)["outputs"]
         return outputs
+
+
+# Both make one transfer for all clients, because every transfer waits for the device.
+
+
+def _mean_losses(model: Model, outputs: Tensor, targets: Sequence[Tensor]) -> list[float]:
+    """Return the mean loss of each client; outputs beyond its targets are ignored."""
+    pairs = zip(outputs, targets, strict=True)
+    losses = [to_float64(model.losses(own[: len(wanted)], wanted)).mean() for own, wanted in pairs]
+    return [float(loss) for loss in torch.stack(losses).tolist()]
+
+
+def _to_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return list(torch.split(torch.cat(list(tensors)).cpu(), [len(tensor) for tensor in tensors]))
 
 
 def scores(

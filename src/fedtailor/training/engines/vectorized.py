@@ -5,7 +5,7 @@ client. On a GPU, the training step is captured once per chunk and replayed (see
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ class Vectorized:
         loop: StepLoop = sequential_loop
         if self._graph_loop is not None:
             self._graph_loop.clients, loop = len(clients), self._graph_loop
-        vmap_context = VmapContext(int(sizes.min()), int(sizes.max()), loop)
+        vmap_context = VmapContext(int(sizes.min()), int(sizes.max()), len(clients), loop)
 
         shared, staged, numbers = stage(self._shared, self._samples, clients)
 
@@ -139,11 +139,13 @@ def _chunk_cost(device: torch.device) -> int:
 def select_rows(tree: Tree, positions: list[int]) -> Tree:
     """Return some rows of a stacked tree; a leaf that all clients share (stride 0) is not copied."""
 
+    @cache  # every copy to a GPU waits for its queue
+    def index(device: torch.device) -> Tensor:
+        return torch.tensor(positions, dtype=torch.int64, device=device)
+
     def rows(leaf: Tensor) -> Tensor:
-        shared = leaf.ndim > 0 and leaf.stride(0) == 0
-        return (
-            leaf[: len(positions)] if shared else leaf[torch.tensor(positions, dtype=torch.int64, device=leaf.device)]
-        )
+        is_shared = leaf.ndim > 0 and leaf.stride(0) == 0
+        return leaf[: len(positions)] if is_shared else leaf[index(leaf.device)]
 
     return map_leaves(rows, tree)
 
