@@ -1,7 +1,7 @@
 # `make run` compares methods and writes reports; `make test` runs all checks. Both create .venv first.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 
 .PHONY: run test test-slow bench pictures papers dist clean
 
