@@ -52,7 +52,7 @@ def pretend(system: str) -> None:
     sys.platform = system
 
 
-def make_msvcrt() -> types.ModuleType:
+def make_msvcrt() -> Any:
     """Return the locks of Windows, made from those of this system."""
     import fcntl
 
