@@ -23,7 +23,7 @@ from support.browser import Browser, missing_programs, serve_dashboard
 HERE = Path(__file__).parent.absolute()
 WIDTH = 1000  # wide enough for all columns of the list of runs
 SCALE = 2 * 830 / WIDTH  # for pages that show images 830 pixels wide, on high-resolution screens
-COLORS = 128
+COLORS = 256
 MAX_BYTES = 200_000
 SELECTED = ("selffl", "fedapa", "local")  # with seed 0
 ROUNDS = 60
