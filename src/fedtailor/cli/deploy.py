@@ -43,6 +43,14 @@ Folder = Annotated[Path, typer.Argument(help="the operator's folder")]
 Follow = Annotated[bool, typer.Option("--follow", help="show the progress until the run ends")]
 
 
+@deploy.callback()
+def check_system() -> None:
+    """Run real federations on Flower."""
+    if sys.platform == "win32":
+        why = "because Windows would not protect the folders with keys"
+        raise DeployError(f"Federations are not available on Windows, {why}; use Linux, macOS, or WSL.")
+
+
 @deploy.command(context_settings=ANY_FLAG, epilog=_FLAGS_HELP)
 def init(ctx: typer.Context, folder: Folder) -> None:
     """Create the operator's folder of a federation: fedtailor deploy init DIR --method fedapa --network lenet5
