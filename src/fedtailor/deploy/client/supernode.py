@@ -30,7 +30,7 @@ from fedtailor.deploy.subprocesses import (
     skip_repeats,
     stop_all,
 )
-from fedtailor.experiments.deployment import read_deployment
+from fedtailor.experiments.deployment import read_outline
 from fedtailor.runs.files import make_private_folder, write_atomic, write_errors, write_private
 from fedtailor.training.signals import deferred_signals
 
@@ -65,7 +65,7 @@ def keep_connected(folder: Path, say: Callable[[str], None]) -> None:
     fedtailor.errors.DeployError: There is no bundle in 'nowhere/bundle'; unpack the file that the operator sent you.
     """
     bundle, home = read_bundle(folder / "bundle"), folder / "home"
-    deadline = read_deployment(bundle.folder).deadline
+    deadline = read_outline(bundle.folder).deadline
     connection = _Connection(bundle, home, skip_repeats(say))
     with deferred_signals(only_first=False) as stop:
         for left in (home, home / "worker", home / "executor"):  # by a client that was killed

@@ -50,7 +50,7 @@ from fedtailor.deploy.subprocesses import (
     stop_all,
 )
 from fedtailor.errors import DeployError, FedTailorError, reason
-from fedtailor.experiments.deployment import Deployment, read_deployment
+from fedtailor.experiments.deployment import Deployment, read_operator_deployment
 from fedtailor.runs.files import write_atomic
 from fedtailor.training.signals import deferred_signals
 
@@ -70,7 +70,7 @@ def serve(folder: Path, say: Callable[[str], None] = print) -> None:
     fedtailor.errors.DeployError: There is no deployment in 'nowhere'; create one with: fedtailor deploy init nowhere.
     """
     say = skip_repeats(say)
-    deployment, home, keys = read_deployment(folder), folder / "home", folder / "keys"
+    deployment, home, keys = read_operator_deployment(folder), folder / "home", folder / "keys"
     home.mkdir(parents=True, exist_ok=True)
     if not (keys / "server.crt").is_file():
         raise DeployError(f"'{folder}' has no keys; create them with: fedtailor deploy keys {folder} --clients a,b,c.")
