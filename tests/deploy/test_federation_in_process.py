@@ -17,7 +17,7 @@ import fedtailor as ft
 from conftest import METHOD_PARAMS, error_message, same, survival_federation, tiny_federation
 from fedtailor.core.trees import Rows, Tree
 from fedtailor.data.user_files.client_folders import read_client
-from fedtailor.deploy.client import client_folder
+from fedtailor.deploy.client import client_data
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.client.worker import RoundRequest, Worker
 from fedtailor.deploy.client.worker_process import answer
@@ -708,7 +708,7 @@ def test_worker_rereads_data_and_settings_only_if_they_change(
         reads.append(path)
         return read_client(path, *args, **options)
 
-    monkeypatch.setattr(client_folder, "read_client", count_reads)
+    monkeypatch.setattr(client_data, "read_client", count_reads)
 
     def query() -> dict[str, Any]:
         return dict(json.loads(answer(folder, APP, "query", '{"index": 1}', b"")[0]))

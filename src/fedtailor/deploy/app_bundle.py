@@ -61,4 +61,6 @@ def check_app(found: str) -> None:
     own = sha256(build_app()).hexdigest()
     if found != own:
         fix = "nothing of it was executed; install the same versions of FedTailor and Flower on both sides"
-        raise DeployError(f"The server's app (SHA-256 {found[:12]}) is not that of FedTailor {VERSION} ({own[:12]}); {fix}.")
+        raise DeployError(
+            f"The server's app (SHA-256 {found[:12]}) is not that of FedTailor {VERSION} ({own[:12]}); {fix}."
+        )

@@ -82,13 +82,10 @@ class InstalledCode(CodeConsent):
     def load(self, part: str, reference: str) -> Any:
         """Import what a reference names from an installed package, if the participant consents."""
         check_importable(part, reference)
-        package = package_of(reference)
-        if self.packages is not None:
-            check_package(package, self.packages[package])
-        else:
-            find_package(package)  # raises an error if it is not installed
         if reference not in self.named:
             raise ConfigError(f"The {part} '{reference}' is code that importing would execute; {self.how}.")
+        package = package_of(reference)
+        check_package(package, find_package(package).version if self.packages is None else self.packages[package])
         return import_reference(reference)
 
 
@@ -185,5 +182,3 @@ def build_loader(given: Any) -> OwnLoader | None:
         fix = "clients have their own data; it can only be a function that reads them, such as my_pkg:load"
         raise ConfigError(f"The data of a deployment cannot be '{name}'; {fix}.")
     return OwnLoader(name, settings)
-
-

@@ -102,7 +102,9 @@ class Inputs:
 
     def _check_class_names(self, names: tuple[str, ...]) -> None:
         if len(names) != self.classes or len(set(names)) != len(names):
-            raise ConfigError(f"inputs.class_names must be {self.classes} different names, one per class, got {len(names)}.")
+            raise ConfigError(
+                f"inputs.class_names must be {self.classes} different names, one per class, got {len(names)}."
+            )
         if not all(is_printable(name) and 0 < len(name) <= _MAX_CLASS_NAME for name in names):
             raise ConfigError(f"inputs.class_names must be printable, with 1 to {_MAX_CLASS_NAME} characters.")
 
@@ -294,7 +296,9 @@ def read_operator_deployment(folder: Path) -> Deployment:
     """Return the deployment in an operator's folder, with the own code that the operator has named in a command."""
     code = named_code(read_deployment_file(folder))
     options = " ".join(f"--allow-code {format_consent(name)}" for name in code.packages)
-    return read_deployment(folder, read_consent(folder, code, f"if you trust it, run: fedtailor deploy keys {folder} {options}"))
+    return read_deployment(
+        folder, read_consent(folder, code, f"if you trust it, run: fedtailor deploy keys {folder} {options}")
+    )
 
 
 def read_own_parts(folder: Path) -> dict[str, Any]:

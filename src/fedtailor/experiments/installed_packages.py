@@ -89,10 +89,12 @@ def check_package(name: str, required: PackageVersion) -> None:
     """
     found = find_package(name).version
     if found != required:
-        fix = f"install the version {required.version} that the operator uses"
+        fix = f"install version {required.version}"
         if found.version == required.version:
-            fix = "install the same files as the operator; their version is the same, but their contents are not"
-        raise ConfigError(f"The package '{name}' on this machine is {found}, but the deployment needs {required}; {fix}.")
+            fix = "install the same files, because the versions are the same, but not the contents"
+        raise ConfigError(
+            f"The package '{name}' on this machine is {found}, but the deployment needs {required}; {fix}."
+        )
 
 
 def _find_spec(name: str) -> ModuleSpec:
@@ -120,7 +122,9 @@ def _list_files(name: str, spec: ModuleSpec) -> Mapping[str, Path]:
         if "__pycache__" in relative.parts:
             continue
         if path.is_symlink():
-            raise ConfigError(f"The package '{name}' contains the link '{relative}', which a hash cannot cover; copy it.")
+            raise ConfigError(
+                f"The package '{name}' contains the link '{relative}', which a hash cannot cover; copy it."
+            )
         if path.is_file():
             found[relative.as_posix()] = path
         if len(found) > _MAX_FILES:

@@ -80,7 +80,9 @@ class ClientData:
             raise DeployError(f"'{loader.name}' must return {expected}, got {type(found).__name__}.")
         arrays = tuple(np.asarray(part) for part in found)
         if len(arrays) == 2:
-            arrays = hold_out_client(*arrays, self.name, test=inputs.test, seed=deployment.seed, survival=inputs.survival)
+            arrays = hold_out_client(
+                *arrays, self.name, test=inputs.test, seed=deployment.seed, survival=inputs.survival
+            )
         return self._from_arrays(arrays, deployment)
 
     def _from_arrays(self, arrays: Any, deployment: Deployment) -> Federation:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from fedtailor.deploy.dummy_client import preview_payload
 from fedtailor.errors import DeployError
+from fedtailor.experiments.deployed_code import named_code, save_consent
 from fedtailor.experiments.deployment import Deployment, write_deployment
 from fedtailor.runs.files import write_atomic
 
@@ -24,7 +25,7 @@ because it contains the client's key. The second command stays in the foreground
 On a client's machine:
 
     fedtailor deploy client --name hospital-a --bundle hospital-a.tar --data my_data.npz
-
+{packages}
 `fedtailor deploy status {folder}` shows the progress, and `fedtailor deploy resume {folder}` resumes the run after a
 failure. Back up this folder: `keys/` and `clients.json` identify the server and all clients, and `run/` is the run.
 """
@@ -42,7 +43,15 @@ def create_operator_folder(folder: Path, deployment: Deployment) -> None:
     settings = deployment.describe()
     values = {
         "method": deployment.method.display_name, "network": settings["network"]["name"],
-        "rounds": settings["rounds"], "address": deployment.address,
+        "rounds": settings["rounds"], "address": deployment.address, "packages": _packages(deployment),
     }  # fmt: skip
     write_atomic(folder / "README.md", _README.format(folder=folder, **values).encode())
+    if deployment.code:
+        save_consent(folder, named_code(settings))  # the operator has named it in this command
     write_deployment(folder, deployment)
+
+
+def _packages(deployment: Deployment) -> str:
+    """Return what clients must install for own code."""
+    named = " and ".join(f"`{name}` {version}" for name, version in deployment.code.items())
+    return f"\nEvery client needs the same {named} as this server, and must allow this code.\n" if named else ""
