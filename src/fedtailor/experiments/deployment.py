@@ -105,8 +105,8 @@ class Inputs:
             raise ConfigError(
                 f"inputs.class_names must be {self.classes} different names, one per class, got {len(names)}."
             )
-        if not all(is_printable(name) and 0 < len(name) <= _MAX_CLASS_NAME for name in names):
-            raise ConfigError(f"inputs.class_names must be printable, with 1 to {_MAX_CLASS_NAME} characters.")
+        if not all(0 < len(name) <= _MAX_CLASS_NAME for name in names):
+            raise ConfigError(f"inputs.class_names must have 1 to {_MAX_CLASS_NAME} characters each.")
 
     @property
     def task(self) -> Task:

@@ -170,5 +170,7 @@ def _explain(error: BaseException, module: str) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     path = getattr(sys.modules.get(module), "__file__", None) or f"{module.replace('.', '/')}.py"
     own = [frame for frame in frames if frame.filename.endswith(path)]
+    if not own and path.endswith("__init__.py"):  # a package, whose parts are in other files
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(path).parent)]
     line = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{reason(error, with_type=True)}{line}"
