@@ -28,8 +28,9 @@ from flwr.proto.node_pb2 import Node
 from starlette.types import Receive, Scope, Send
 
 from conftest import error_message, tiny_federation
+from fedtailor.deploy import executor
 from fedtailor.deploy.app_bundle import build_app
-from fedtailor.deploy.client import executor, supernode, worker_process
+from fedtailor.deploy.client import supernode, worker_process
 from fedtailor.deploy.client.client_folder import worker_file
 from fedtailor.deploy.keys import Bundle, make_keys, open_bundle
 from fedtailor.deploy.messages import from_record, to_record

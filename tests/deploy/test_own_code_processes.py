@@ -27,7 +27,11 @@ app = ClientApp()
 
 def build_evil_app(marker: Path) -> bytes:
     """Return FedTailor's app with a ClientApp that writes a file when it is imported."""
-    files = {"__init__.py": "", "server_app.py": app_bundle._SERVER_APP, "client_app.py": _EVIL_APP.format(marker=str(marker))}
+    files = {
+        "__init__.py": "",
+        "server_app.py": app_bundle._SERVER_APP,
+        "client_app.py": _EVIL_APP.format(marker=str(marker)),
+    }
     package = {f"federation/{name}": text.encode() for name, text in files.items()}
     app: bytes = build_fab_from_files({"pyproject.toml": app_bundle._PROJECT.encode(), **package})[0]
     return app
@@ -46,9 +50,8 @@ def test_own_code_gives_same_models_as_simulation_and_another_app_is_not_execute
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(site)])))
     with installed(site) as package:
         (package / "data.py").write_text(_LOADER)
-        settings = {part: {"name": name} for part, name in CODE.items()} | {"rounds": 2, "min_clients": 2}
         consent = InstalledCode(frozenset(CODE.values()))
-        with federation(tmp_path / "run", NAMES, consent=consent, **settings) as deployed:
+        with federation(tmp_path / "run", NAMES, consent=consent, rounds=2, min_clients=2, **CODE) as deployed:
             deployed.start_server()
             for name in NAMES:
                 deployed.start_client(name, more=("--allow-code", format_consent(NAME)))

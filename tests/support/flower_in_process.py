@@ -13,7 +13,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.deploy.app_bundle import build_app
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.client.worker_process import answer
-from fedtailor.deploy.client.executor import unwrap, wrap
+from fedtailor.deploy.executor import unwrap, wrap
 from fedtailor.deploy.keys import make_keys, open_bundle
 from fedtailor.deploy.selftest import save_client_data
 from fedtailor.deploy.server.coordinator import coordinate

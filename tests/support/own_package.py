@@ -5,9 +5,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 NAME = "ward_models"
-CODE = {"method": f"{NAME}:Proximal", "network": f"{NAME}:Net", "data": f"{NAME}:load"}
+CODE: dict[str, Any] = {"method": f"{NAME}:Proximal", "network": f"{NAME}:Net", "data": f"{NAME}:load"}
 _FILES = {
     "__init__.py": """
 from ward_models.data import load

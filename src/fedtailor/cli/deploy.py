@@ -35,7 +35,8 @@ from fedtailor.deploy.server.operator_folder import (
 )
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployed_code import named_code
-from fedtailor.experiments.deployment import SIMULATION_SETTINGS, Deployment, Inputs, read_operator_deployment
+from fedtailor.experiments.deployment import SIMULATION_SETTINGS, Deployment, read_operator_deployment
+from fedtailor.experiments.deployment_inputs import Inputs
 from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.runs.files import write_atomic
 from fedtailor.runs.reader import is_finished, is_run_folder
@@ -192,7 +193,7 @@ def client(
 def trial(
     clients: Annotated[int, typer.Option(help="number of clients")] = 3,
     rounds: Annotated[int, typer.Option(help="number of rounds")] = 3,
-    method: Annotated[str, typer.Option(help="any method")] = "fedapa",
+    method: Annotated[str, typer.Option(help="any method, or an installed one of your own")] = "fedapa",
     folder: Annotated[Path | None, typer.Option(help="folder for all files (default: temporary)")] = None,
 ) -> None:
     """Test a federation on this machine with real processes, TLS, and keys, and compare it with a simulation."""

@@ -105,7 +105,9 @@ def show_code(folder: Path, code: NamedCode) -> None:
         fields = ", ".join(f"{name}={value}" for name, value in flat.items())
         table.add_row(part, escape(str(settings["name"])), escape(fields))
     out.print(table)
-    packages = Table("package", "version", "SHA-256", Column("files", justify="right"), Column("installed in", overflow="fold"))
+    packages = Table(
+        "package", "version", "SHA-256", Column("files", justify="right"), Column("installed in", overflow="fold")
+    )
     for name in code.packages:
         found = find_package(name)
         row = (name, found.version.version, found.version.short_hash, str(len(found.files)), str(found.location))

@@ -2,7 +2,8 @@
 
 Own code of a deployment belongs to installed packages. The operator's settings contain their versions and hashes, and
 every participant imports a package only if it is exactly that one, and if a person on that machine has allowed it: the
-operator by typing its name, a client by confirming what `fedtailor deploy client` shows or with --allow-code PACKAGE@HASH.
+operator by typing its name, and a client by confirming what `fedtailor deploy client` shows, or with --allow-code
+PACKAGE@HASH.
 """
 
 import json

@@ -6,13 +6,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-
 from fedtailor.core.client_models import BY_CLIENT
 from fedtailor.core.code_reference import PARTS, find_references
-from fedtailor.core.fields import Constraint, InnerFraction, NonNegativeInt, Positive, PositiveInt, check_fields
+from fedtailor.core.fields import Constraint, NonNegativeInt, Positive, PositiveInt
 from fedtailor.core.method import Method
-from fedtailor.core.metrics import Task
 from fedtailor.core.model import Model
 from fedtailor.core.untrusted_input import check_settings, is_printable, read_toml
 from fedtailor.data.federation import Federation
@@ -27,6 +24,7 @@ from fedtailor.experiments.deployed_code import (
     read_consent,
     without_own_code,
 )
+from fedtailor.experiments.deployment_inputs import Inputs
 from fedtailor.experiments.installed_packages import PackageVersion
 from fedtailor.experiments.own_code import CodeConsent
 from fedtailor.experiments.own_parts import OwnNetwork, build_network, make_model
@@ -45,14 +43,11 @@ from fedtailor.training.simulate import describe_config, describe_method
 
 DEPLOYMENT_FILE = "deployment.toml"
 TABLE_FILE = "table.json"  # in a client's folder
-_DUMMY_SAMPLES = 4  # generated samples to determine what a client will send
 SIMULATION_SETTINGS = (
     "engine", "actors", "actor_engine", "ray_address", "chunk_size", "schedule", "checkpoint_every", "unreliable",
     "evaluate", "patience", "held_out_clients",
 )  # fmt: skip
 _CHANGEABLE = ("address", "min_clients", "deadline", "retry", "participation", "evaluate_every", "max_failures")
-_MAX_CLASSES = 10**6
-_MAX_CLASS_NAME = 255  # characters, as of a folder's name
 
 
 def _is_address(address: str) -> bool:
@@ -62,70 +57,10 @@ def _is_address(address: str) -> bool:
     return printable and reachable and port.isdecimal() and 0 < int(port) < 2**16
 
 
-_Shape = Annotated[
-    tuple[int, ...], Constraint("sizes above 0, such as 1,28,28", lambda shape: min(shape, default=0) > 0)
-]
-_Classes = Annotated[
-    int, Constraint(f"between 2 and {_MAX_CLASSES}, or 0", lambda value: value == 0 or 2 <= value <= _MAX_CLASSES)
-]
 _Address = Annotated[str, Constraint("host:port, such as fl.example.org:9092", _is_address)]
 
 _BUILT_IN = CodeConsent(how="a client's own network must be a built-in one")
 _NO_CONSENT = InstalledCode(how="only a command in which you name it imports it")
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The format of all clients' samples; a client with another format is rejected before it joins."""
-
-    shape: Annotated[_Shape, "of one sample"] = (1, 28, 28)
-    classes: Annotated[_Classes, "number of classes; 0: targets are real numbers"] = 10
-    targets: Annotated[PositiveInt, "real numbers per sample if there are no classes"] = 1
-    survival: Annotated[bool, "targets are pairs (event, time); set classes to 0 and targets to 2"] = False
-    class_names: Annotated[
-        tuple[str, ...] | None, "names of the classes, in order, which the folders of clients' images have"
-    ] = None
-    tokens: Annotated[bool, "samples are tokens (integers), for a network of your own"] = False
-    mean: Annotated[tuple[float, ...] | None, "per channel or pixel, subtracted from inputs"] = None
-    std: Annotated[tuple[float, ...] | None, "per channel or pixel, inputs are divided by it"] = None
-    test: Annotated[InnerFraction, "fraction of samples for testing, unless a client's file selects them"] = 0.25
-    schema: Annotated[str | None, "checksum of the clients' schema of tables, which fedtailor tables agree prints"] = (
-        None
-    )
-
-    def __post_init__(self) -> None:
-        check_fields(self, "inputs.")
-        if self.class_names is not None:
-            self._check_class_names(self.class_names)
-        if self.survival and (self.classes, self.targets) != (0, 2):
-            raise ConfigError("Survival targets are (event, time); set inputs.classes to 0 and inputs.targets to 2.")
-
-    def _check_class_names(self, names: tuple[str, ...]) -> None:
-        if len(names) != self.classes or len(set(names)) != len(names):
-            raise ConfigError(
-                f"inputs.class_names must be {self.classes} different names, one per class, got {len(names)}."
-            )
-        if not all(0 < len(name) <= _MAX_CLASS_NAME for name in names):
-            raise ConfigError(f"inputs.class_names must have 1 to {_MAX_CLASS_NAME} characters each.")
-
-    @property
-    def task(self) -> Task:
-        """What the targets are for."""
-        return "survival" if self.survival else "classification" if self.classes else "regression"
-
-    def dummy_federation(self, seed: int, tokens: bool) -> Federation:
-        """Return one client with a few random samples, to build a network and to determine what would be sent."""
-        random, count = np.random.default_rng(seed), 2 * _DUMMY_SAMPLES
-        x = random.uniform(size=(count, *self.shape)).astype(np.float32)
-        x = x.round().astype(np.int64) if tokens else x  # 0 and 1 are valid tokens in every vocabulary
-        targets = random.uniform(size=(count, self.targets)).astype(np.float32)
-        targets[:, 0] = np.arange(count) % 2 if self.survival else targets[:, 0]
-        y = np.arange(count) % self.classes if self.classes else targets
-        half = (x[:_DUMMY_SAMPLES], y[:_DUMMY_SAMPLES], x[_DUMMY_SAMPLES:], y[_DUMMY_SAMPLES:])
-        classes = self.classes or None
-        return Federation.from_arrays(
-            [half], classes=classes, survival=self.survival, mean=self.mean, std=self.std, class_names=self.class_names
-        )
 
 
 @dataclass(frozen=True)
@@ -265,8 +200,9 @@ def make_deployment(settings: Mapping[str, Any], consent: CodeConsent = _NO_CONS
 
 
 def outline_deployment(settings: Mapping[str, Any]) -> Deployment:
-    """Return the deployment with a built-in method and network in place of own code, which is not imported, to check the
-    other settings and to use those that do not depend on it, such as the address.
+    """Return the deployment with a built-in method and network in place of own code, which is not imported.
+
+    It serves to check the other settings, and to use those that do not depend on own code, such as the address.
 
     >>> outline_deployment({"deadline": 60}).deadline
     60.0
@@ -302,7 +238,7 @@ def read_operator_deployment(folder: Path) -> Deployment:
 
 
 def read_own_parts(folder: Path) -> dict[str, Any]:
-    """Return the settings of the method, the network, and the loader in a folder that are own code, which is not imported."""
+    """Return the settings of the method, network, and loader in a folder that are own code, which is not imported."""
     settings = read_deployment_file(folder)
     own = {part.partition(".")[0] for part in find_references(settings)}
     return {part: named_settings(part, settings[part], None) for part in PARTS if part in own}

@@ -15,7 +15,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from fedtailor.deploy.client import executor
+from fedtailor.deploy import executor
 from fedtailor.deploy.client.client_folder import worker_file
 from fedtailor.deploy.keys import Bundle, read_bundle
 from fedtailor.deploy.server.proxy import ERROR_CODE

@@ -1,8 +1,10 @@
-"""The executor: takes the server's messages from the SuperNode and passes them on to the client's worker, a process that
-keeps the data and the model in memory.
+"""The executor: takes the server's messages from the SuperNode and passes them on to the client's worker.
 
-It replaces the processes in which Flower would unpack and run the app that the server sends with every run, so that no
-code from the server is ever executed. Its file is executed by its path: it imports neither FedTailor nor torch.
+The worker is a process that keeps the data and the model in memory.
+
+The executor replaces the processes in which Flower would unpack and run the app that the server sends with every run,
+so that no code from the server is ever executed. Its file is executed by its path: it imports neither FedTailor nor
+torch.
 """
 
 import sys
