@@ -47,7 +47,7 @@ _POLL_INTERVAL = 1.0  # seconds between reads of a run's status
 _FLOWER_CHECK_INTERVAL = 30.0  # seconds between checks whether Flower still runs the run; each one starts a process
 _ACTIVE = ("starting", "running", "waiting")
 _PARTS = {"": Deployment, "inputs": Inputs, "augmentation": Augmentation, "channel": Channel}
-_FLAGS_HELP = flags_help("a deployment", _PARTS, hidden=(*SIMULATION_SETTINGS, "device"))
+_FLAGS_HELP = flags_help("a deployment", _PARTS, hidden=(*SIMULATION_SETTINGS, "device", "code"))
 Folder = Annotated[Path, typer.Argument(help="the operator's folder")]
 Follow = Annotated[bool, typer.Option("--follow", help="show the progress until the run ends")]
 
@@ -55,7 +55,9 @@ Follow = Annotated[bool, typer.Option("--follow", help="show the progress until 
 @deploy.command(context_settings=ANY_FLAG, epilog=_FLAGS_HELP)
 def init(ctx: typer.Context, folder: Folder) -> None:
     """Create the operator's folder of a federation: fedtailor deploy init DIR --method fedapa --network lenet5
-    --inputs.shape 1,28,28 --inputs.classes 10 --address fl.example.org:9092 --rounds 50."""
+    --inputs.shape 1,28,28 --inputs.classes 10 --address fl.example.org:9092 --rounds 50.
+
+    Method, network, and data can be your own code in an installed package: --method my_pkg:MyMethod."""
     deployment = deployment_from_words(ctx.args)
     flower_app.create_operator_folder(folder, deployment)
     if deployment.code:

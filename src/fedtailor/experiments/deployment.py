@@ -76,7 +76,10 @@ class Deployment(TrainingConfig):
     retry: Annotated[NonNegativeInt, "times that a round with too few clients is repeated before the run stops"] = 3
     method: Method = field(default_factory=FedAvg)
     network: Network | OwnNetwork = field(default_factory=MLP)
-    data: OwnLoader | None = None  # None: clients have files or folders that FedTailor reads
+    data: Annotated[
+        OwnLoader | None,
+        "function of your own that reads a client's data, such as my_pkg:load; --data.ARGUMENT sets more",
+    ] = None
     inputs: Inputs = field(default_factory=Inputs)
     code: dict[str, PackageVersion] = field(default_factory=dict)  # packages of own code
 
