@@ -133,8 +133,15 @@ def _list_files(name: str, spec: ModuleSpec) -> Mapping[str, Path]:
 
 
 def _hash_file(path: Path) -> str:
+    stat = path.stat()
+    return _hash_content(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+@lru_cache(maxsize=_MAX_FILES)
+def _hash_content(path: Path, size: int, *changed: int) -> str:
+    """Return the hash of a file; a process that checks a package for every message reads it again only if it changed."""
     with path.open("rb") as file:
-        if path.stat().st_size > _MAX_TEXT_BYTES:
+        if size > _MAX_TEXT_BYTES:
             digest = sha256()
             while chunk := file.read(_MAX_TEXT_BYTES):
                 digest.update(chunk)
