@@ -33,7 +33,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 HANDLING, DONE = "Handling a message.", "The message is done."  # what it prints
 _FIELDS, _TREE, _ARRAY_TYPE = "fields", "tree", "fedtailor.safetensors"
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-_POLL_INTERVAL = 0.1  # seconds between requests for the next message
+_POLL_INTERVAL = 0.25  # seconds between requests for the next message; 0.1 would use a tenth of a core
 _START_TIMEOUT = 120.0  # seconds until the worker accepts messages; it may have to import FedTailor first
 
 
