@@ -44,6 +44,13 @@ def report(browser: Browser, folder: Path, name: str) -> None:
     save(browser, name, browser.find_all("figure[data-figure] details")[0])
 
 
+def hospitals(browser: Browser, folder: Path, name: str) -> None:
+    """Take a screenshot of the answer for each client, and of the figure of their gains with intervals."""
+    open_report(browser, folder)
+    browser.script("document.querySelector('figure[data-figure=gainers]').remove()")  # fractions of four clients
+    save(browser, name, browser.find_all("#clients figure details")[0], browser.find("#clients"))
+
+
 def neighbors(browser: Browser, folder: Path, name: str) -> None:
     """Take a screenshot of the answer to which clients learn from which: FedAPA's weights."""
     open_report(browser, folder)
@@ -110,7 +117,7 @@ SCREENS: dict[str, tuple[Callable[[Browser, Path, str], None], str]] = {
     "report": (report, DIGITS),
     "neighbors": (neighbors, DIGITS),
     "live": (live, DIGITS),  # last of these: it adds a run to the folder
-    "hospitals": (report, HOSPITALS),
+    "hospitals": (hospitals, HOSPITALS),
     "sweep": (report, SWEEP),
 }
 
