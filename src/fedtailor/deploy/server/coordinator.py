@@ -61,7 +61,7 @@ class _Coordinator:
         if is_finished(self.folder):
             raise DeployError(f"The run in '{self.folder}' is finished; start another one in a new folder.")
         checkpoint = newest_checkpoint(self.folder) if is_run_folder(self.folder) else None
-        writer = RunWriter(self.folder, 1, _CHECKSUMMED)
+        writer = RunWriter(self.folder, 1, _CHECKSUMMED, self.membership.deployment.keep_checkpoints)
         trainer = self._start(writer) if checkpoint is None else self._resume(writer, checkpoint)
         # A checkpoint is saved after every round, so a signal may stop the run at any moment.
         writer.finish(trainer.train(writer, defer_signals=False), clients=[])
