@@ -11,7 +11,7 @@ from fedtailor.runs.checkpoint import Checkpoint
 from fedtailor.runs.files import remove_folder, write_and_sync, write_atomic, write_errors
 from fedtailor.runs.reader import read_records
 
-_REMOVED = "removed_rounds.jsonl"
+REMOVED_FILE = "removed_rounds.jsonl"
 
 
 def roll_back(folder: Path, number: int) -> Checkpoint:
@@ -32,7 +32,7 @@ def roll_back(folder: Path, number: int) -> Checkpoint:
     with write_errors(f"The run in '{folder}' cannot be changed"):
         records = (folder / "rounds.jsonl").read_bytes()
         kept = int(found.metadata["records"]["bytes"])
-        with (folder / _REMOVED).open("ab") as file:
+        with (folder / REMOVED_FILE).open("ab") as file:
             write_and_sync(file, b"".join(line for line in records[kept:].splitlines(True) if line.endswith(b"\n")))
         remove_folder(folder / "personal")
         for later in (path for round, path in folders.items() if round > number):

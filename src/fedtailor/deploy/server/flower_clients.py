@@ -308,9 +308,7 @@ class FlowerClients:
             raise DeployError("its reply is for another round")
         return fields, tree
 
-    def _check_upload(
-        self, client: int, upload: Tree, message: Tree, expected: Tree, number: int
-    ) -> dict[str, float]:
+    def _check_upload(self, client: int, upload: Tree, message: Tree, expected: Tree, number: int) -> dict[str, float]:
         """Return the norms of an upload; raise an error unless it has the expected structure and is finite."""
         stacked, sent, channel = repeat(upload, 1), repeat(message, 1), self.deployment.channel
         signature, wanted = tree_signature({"upload": stacked}), tree_signature({"upload": expected})

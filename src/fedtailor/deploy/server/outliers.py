@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from statistics import median
 
-import torch
-
 from fedtailor.core.system import to_float64
 from fedtailor.core.trees import Tree, flatten
 
@@ -14,8 +12,8 @@ _MIN_CLIENTS = 3  # with two, nobody can tell which one is right
 def update_norms(upload: Tree, sent: Tree) -> dict[str, float]:
     """Return the norm of the change in each part of an upload: of the difference to what was sent, where it was sent.
 
-    Parts without a matrix are left out: they are numbers of samples, losses, and the like, which may differ by orders of
-    magnitude between clients.
+    Parts without a matrix are left out: numbers of samples, losses, and the like may differ by orders of magnitude
+    between clients.
 
     >>> update_norms({"params": {"w": torch.tensor([[3.0, 4.0]])}, "loss": torch.tensor(9.0)}, {})
     {'params': 5.0}
