@@ -25,7 +25,7 @@ def roll_back(folder: Path, number: int) -> Checkpoint:
     """
     folders = {int(path.name): path for path in checkpoint.checkpoint_folders(folder)}
     if number not in folders:
-        available = ", ".join(map(str, folders)) or "no round"
+        available = f"rounds {', '.join(map(str, folders))}" if folders else "no round"
         raise RunError(f"The run in '{folder}' has no checkpoint of round {number}; checkpoints exist of {available}.")
     found = checkpoint.load(folders[number])
     read_records(folder, found)  # raises an error if they are damaged

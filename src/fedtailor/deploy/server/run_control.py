@@ -152,7 +152,7 @@ class RunSupervisor:
         self, folder: Path, say: Callable[[str], None] = print, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._folder, self._say, self._clock = folder, say, clock
-        self._worked: int | None = None  # the run whose process has held the lock
+        self._started: int | None = None  # the run whose process has held the lock, or has ended
         self._asked_at = -_FLOWER_INTERVAL
         self._restart_at: float | None = None
 
@@ -170,14 +170,17 @@ class RunSupervisor:
     def _has_ended(self) -> bool:
         run = run_id(self._folder)
         if is_working(self._folder):
-            self._worked, self._restart_at = run, None
+            self._started, self._restart_at = run, None
             return False
-        if run == self._worked or self._restart_at is not None:
+        if run == self._started:
             return True
         if self._clock() < self._asked_at + _FLOWER_INTERVAL:
             return False
         self._asked_at = self._clock()
-        return not is_active(self._folder)  # it may still be starting
+        if is_active(self._folder):  # it is still starting
+            return False
+        self._started = run
+        return True
 
     def _handle_end(self, intent: Intent) -> None:
         status = read_status(self._folder)
