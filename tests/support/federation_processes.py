@@ -112,7 +112,7 @@ def write_sitecustomize(function: Callable[[], None], folder: Path) -> str:
     imports = "from pathlib import Path\nfrom typing import Any"
     lines = [imports, inspect.getsource(write_text), inspect.getsource(function), f"{function.__name__}()\n"]
     (folder / "sitecustomize.py").write_text("\n\n".join(lines))
-    return str(folder)
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 def wait_until(condition: Callable[[], object], description: str) -> None:

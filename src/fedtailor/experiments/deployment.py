@@ -128,7 +128,7 @@ class Deployment(TrainingConfig):
     ] = 3
     outlier_factor: Annotated[
         Positive, "an upload is an outlier if it changes more than this times the clients' median"
-    ] = 10.0
+    ] = 30.0
     method: Method = field(default_factory=FedAvg)
     network: Network = field(default_factory=MLP)
     inputs: Inputs = field(default_factory=Inputs)
