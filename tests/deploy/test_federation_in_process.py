@@ -313,7 +313,7 @@ def test_client_without_reply_is_late_and_continues_from_state_before(
         lost = name == "bob" and message.metadata.message_type == "train" and message.metadata.group_id in "234"
         return None if lost else reply
 
-    federation = create(method="fedper", min_clients=2, rounds=5)
+    federation = create(method="fedper", min_clients=2, rounds=5, suspend_after=0)
     federation.grid.tamper = lose
     federation.run()
     lines = load_run(federation.folder / "run").records
@@ -416,7 +416,7 @@ def test_newcomer_whose_first_round_does_not_count_keeps_its_initial_state(
             return reply
         federation.grid.offline = set()
         if who == "cleo":
-            (path,) = (federation.client_folders["cleo"] / "runs").glob("*/states/000000.safetensors")
+            (path,) = (federation.client_folders["cleo"] / "runs").glob("*/states/initial-*.safetensors")
             states.append(path.read_bytes())
         return None if who == "cleo" and message.metadata.group_id == "2" else reply
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.server import superlink
 from fedtailor.deploy.server.operator_folder import enrolled_clients
 from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
+from fedtailor.deploy.server.refusals import find_refusal, write_refusal
 from fedtailor.deploy.subprocesses import (
     Subprocess,
     find_processes,
@@ -145,7 +147,8 @@ def serve_fake(fake: FakeSuperLink, folder: Path) -> Iterator[int]:
 def proxy_before(superlink: int, folder: Path, limits: Limits = _LIMITS) -> Iterator[SigningClient]:
     """Run a proxy to a port that allows the client a, but not b, and yield a."""
     keys = folder / "keys"
-    proxy = Proxy(f"127.0.0.1:{superlink}", ssl.create_default_context(cafile=keys / "authority.crt"), limits)
+    tls = ssl.create_default_context(cafile=keys / "authority.crt")
+    proxy = Proxy(f"127.0.0.1:{superlink}", tls, limits, partial(write_refusal, folder))
     proxy.allow_only({"a": enrolled_clients(folder)["a"].public_key})
     with bind("localhost", 0) as listener, run_proxy(proxy, listener, keys / "server.crt", keys / "server.key"):
         yield SigningClient(folder, int(listener.getsockname()[1]), folder.parent / "a" / "bundle" / "key")
@@ -222,6 +225,25 @@ def test_proxy_limits_upload_per_message(proxied: tuple[FakeSuperLink, SigningCl
     assert client.post(_FLEET + "pull-messages")[0] == 200
     assert client.post(_FLEET + "push-object", chunk)[0] == 200
     assert sum(len(body) for _, body in fake.requests) == 3 * len(chunk)
+
+
+def test_proxy_tells_the_run_which_reply_it_refused(proxied: tuple[FakeSuperLink, SigningClient], folder: Path) -> None:
+    _, client = proxied
+
+    def reply(message_id: str, source: int = 5) -> int:
+        metadata = Metadata(src_node_id=source, reply_to_message_id=message_id)
+        request = PushMessagesRequest(node=Node(node_id=5), messages_list=[Message(metadata=metadata)])
+        return client.post(_FLEET + "push-messages", request.SerializeToString())[0]
+
+    assert reply("first") == 200 and find_refusal(folder, "a", "first") is None
+    assert client.post(_FLEET + "push-object", bytes(_LIMITS.body_bytes + 1))[0] == 413
+    assert "at most 3,000,000 are allowed" in str(find_refusal(folder, "a", "first"))
+    assert reply("second") == 200 and find_refusal(folder, "a", "second") is None
+    assert [client.post(_FLEET + "push-object", bytes(2_000_000))[0] for _ in range(3)] == [200, 200, 413]
+    assert find_refusal(folder, "a", "second") == "'a' sends more than 5,000,000 bytes in reply to one message"
+    assert reply("third", source=6) == 400
+    assert find_refusal(folder, "a", "third") == "'a' replies in another client's name"
+    assert find_refusal(folder, "b", "third") is None and find_refusal(folder, "a", "second") is None
 
 
 def test_proxy_keeps_connection_open_after_rejected_upload(proxied: tuple[FakeSuperLink, SigningClient]) -> None:

@@ -83,9 +83,11 @@ class InProcessFederation:
     client_folders: dict[str, Path]
     grid: Grid
 
-    def run(self) -> None:
+    def run(self) -> float:
+        """Run to the end, and return the seconds for which the server waited."""
         clock = Clock()
         coordinate(self.folder, Mailbox(self.grid, self.folder, clock.sleep, clock.read))  # type: ignore[arg-type]
+        return clock.now
 
 
 def federate(folder: Path, fed: Federation, settings: Mapping[str, Any]) -> InProcessFederation:

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from fedtailor.cli import recovery
 from fedtailor.cli.console import out, print_line
 from fedtailor.cli.deployed_code import (
     AllowPackages,
@@ -19,7 +20,6 @@ from fedtailor.cli.deployed_code import (
 )
 from fedtailor.cli.listing import ANY_FLAG, flags_help
 from fedtailor.core.augmentation import Augmentation
-from fedtailor.core.untrusted_input import read_text
 from fedtailor.deploy.client import supernode
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.dummy_client import preview_payload
@@ -31,14 +31,14 @@ from fedtailor.deploy.server.operator_folder import (
     enrolled_clients,
     mark_as_left,
     read_status,
-    write_status,
 )
+from fedtailor.deploy.server.run_control import RunSupervisor, is_active, start_run, stop_run
+from fedtailor.deploy.server.suspension import suspended_clients
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployed_code import named_code
-from fedtailor.experiments.deployment import SIMULATION_SETTINGS, Deployment, read_operator_deployment
+from fedtailor.experiments.deployment import SIMULATION_SETTINGS, Deployment
 from fedtailor.experiments.deployment_inputs import Inputs
 from fedtailor.experiments.overrides import parse_overrides
-from fedtailor.runs.files import write_atomic
 from fedtailor.runs.reader import is_finished, is_run_folder
 from fedtailor.training.channel.channel import Channel
 
@@ -104,8 +104,8 @@ def leave(folder: Folder, name: Annotated[str, typer.Argument(help="a client's n
 
 @deploy.command()
 def server(folder: Folder) -> None:
-    """Serve a federation, in the foreground."""
-    superlink.serve(folder, print_line)
+    """Serve a federation, in the foreground. After a crash, the next call resumes the run."""
+    superlink.serve(folder, print_line, RunSupervisor(folder, print_line).check)
 
 
 @deploy.command()
@@ -129,10 +129,7 @@ def resume(folder: Folder, follow: Follow = False) -> None:
 @deploy.command()
 def stop(folder: Folder) -> None:
     """Stop the run; `resume` continues it."""
-    run = _run_id(folder)
-    if run is None or not _is_active(folder):
-        raise DeployError(f"No run in '{folder}' is active.")
-    superlink.stop_run(folder, run)
+    stop_run(folder)
     print_line(f"Stopped. Resume with: fedtailor deploy resume {folder}")
 
 
@@ -147,12 +144,17 @@ def status(folder: Folder) -> None:
             current |= {"state": "stopped", "reason": "its server is not running"}
         print_line(str(error))
     print_line(_progress(current))
-    table = Table("client", "connection", "in the run", "last round")
+    table, suspended = Table("client", "connection", "in the run", "last round"), suspended_clients(folder)
     for name in enrolled_clients(folder):
         member = "yes" if name in current.get("members", []) else current.get("rejected", {}).get(name, "not yet")
+        member = f"suspended {suspended[name]}" if name in suspended else member
         row = (name, states.get(name, "unknown"), member, current.get("last_round", {}).get(name, ""))
         table.add_row(*map(escape, row))
     out.print(table)
+
+
+for command in (recovery.rollback, recovery.suspend, recovery.reinstate):
+    deploy.command()(command)
 
 
 @deploy.command()
@@ -222,20 +224,7 @@ def trial(
 
 
 def _submit(folder: Path, follow: bool) -> None:
-    read_operator_deployment(folder)
-    if not enrolled_clients(folder):
-        raise DeployError(f"No clients are enrolled; run: fedtailor deploy keys {folder} --clients a,b,c.")
-    if _is_active(folder):
-        raise DeployError(f"The run in '{folder}' is active; see: fedtailor deploy status {folder}.")
-    previous = read_status(folder)
-    # until the run writes its own status
-    write_status(folder, previous | {"state": "starting", "reason": "", "at": time.time()})
-    try:
-        run = superlink.submit(folder)
-    except FedTailorError:
-        write_status(folder, previous)
-        raise
-    write_atomic(folder / "home" / "run", str(run).encode())
+    start_run(folder)
     print_line(f"Started. Show the progress with: fedtailor deploy status {folder}")
     if follow:
         _follow(folder)
@@ -255,19 +244,9 @@ def _follow(folder: Path) -> None:
         time.sleep(_POLL_INTERVAL)
 
 
-def _run_id(folder: Path) -> int | None:
-    path = folder / "home" / "run"
-    return int(read_text(path, "The run's ID", 100)) if path.is_file() else None
-
-
-def _is_active(folder: Path) -> bool:
-    run = _run_id(folder)
-    return run is not None and superlink.run_state(folder, run) not in ("finished", "unknown")
-
-
 def _current_status(folder: Path) -> dict[str, Any]:
     current = {"state": "not started"} | read_status(folder)
-    if current["state"] in _ACTIVE and not _is_active(folder):
+    if current["state"] in _ACTIVE and not is_active(folder):
         reason = f"its process ended; resume with: fedtailor deploy resume {folder}"
         return read_status(folder) | {"state": "stopped", "reason": reason}
     return current

@@ -8,7 +8,13 @@ from typing import Annotated, Any
 
 from fedtailor.core.client_models import BY_CLIENT
 from fedtailor.core.code_reference import PARTS, find_references
-from fedtailor.core.fields import Constraint, NonNegativeInt, Positive, PositiveInt
+from fedtailor.core.fields import (
+    AtLeastTwo,
+    Constraint,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+)
 from fedtailor.core.method import Method
 from fedtailor.core.model import Model
 from fedtailor.core.untrusted_input import check_settings, is_printable, read_toml
@@ -47,7 +53,10 @@ SIMULATION_SETTINGS = (
     "engine", "actors", "actor_engine", "ray_address", "chunk_size", "schedule", "checkpoint_every", "unreliable",
     "evaluate", "patience", "held_out_clients",
 )  # fmt: skip
-_CHANGEABLE = ("address", "min_clients", "deadline", "retry", "participation", "evaluate_every", "max_failures")
+_SERVER_SETTINGS = (  # in addition to those of a simulation
+    "address", "min_clients", "deadline", "retry", "keep_checkpoints", "suspend_after", "outlier_factor",
+)  # fmt: skip
+_CHANGEABLE = (*_SERVER_SETTINGS, "participation", "evaluate_every", "max_failures")
 
 
 def _is_address(address: str) -> bool:
@@ -74,6 +83,16 @@ class Deployment(TrainingConfig):
     ] = None
     deadline: Annotated[Positive, "seconds that a round waits for its clients"] = 600.0
     retry: Annotated[NonNegativeInt, "times that a round with too few clients is repeated before the run stops"] = 3
+    keep_checkpoints: Annotated[
+        AtLeastTwo, "last rounds to which the run can be rolled back; clients keep the states of as many"
+    ] = 10
+    suspend_after: Annotated[
+        NonNegativeInt,
+        "rounds in a row in which a client failed, was late, or was an outlier, after which it is suspended; 0: never",
+    ] = 3
+    outlier_factor: Annotated[
+        Positive, "an upload is an outlier if it changes more than this times the clients' median"
+    ] = 30.0
     method: Method = field(default_factory=FedAvg)
     network: Network | OwnNetwork = field(default_factory=MLP)
     data: Annotated[
@@ -144,7 +163,7 @@ class Deployment(TrainingConfig):
 
     def describe(self) -> dict[str, Any]:
         """Return the settings as nested dicts, as in deployment.toml."""
-        deployed = {name: getattr(self, name) for name in ("address", "min_clients", "deadline", "retry")}
+        deployed = {name: getattr(self, name) for name in _SERVER_SETTINGS}
         inputs = {f.name: getattr(self.inputs, f.name) for f in fields(Inputs)}
         common = {k: v for k, v in describe_config(self).items() if k not in (*SIMULATION_SETTINGS, "device")}
         network = self.network.arguments if isinstance(self.network, OwnNetwork) else vars(self.network)

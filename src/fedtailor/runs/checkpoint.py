@@ -6,7 +6,8 @@ checkpoints/000040/checkpoint.json       the round, metadata, and the size and S
                    trained-000.safetensors ...   personal models after each client's latest training
                    states.1-000.safetensors ...  the same for clients with the second architecture, if there are several
 
-The last two checkpoints are kept. Random generators need no state: all randomness is a function of seed and round.
+The last two checkpoints are kept, or as many as the writer asks for. Random generators need no state: all randomness is
+a function of seed and round.
 """
 
 import json
@@ -25,7 +26,7 @@ from fedtailor.runs.client_states import StoredTrees, group_name
 from fedtailor.runs.files import TEMPORARY_SUFFIX, atomic_folder, checksum, remove_folder, write_and_sync
 from fedtailor.runs.serialization import pack, unpack
 
-_MAX_CHECKPOINTS = 2
+KEPT_CHECKPOINTS = 2
 _SHARD_BYTES = 2**26  # bytes of client states per file, so that saving needs little memory
 _INDEX = "checkpoint.json"
 _MAX_INDEX_BYTES = 2**24  # the index has a few lines per file
@@ -68,9 +69,14 @@ class Checkpoint:
 
 
 def save(
-    folder: Path, round: int, server: Tree, stores: Mapping[str, StoredTrees], metadata: Mapping[str, Any]
+    folder: Path,
+    round: int,
+    server: Tree,
+    stores: Mapping[str, StoredTrees],
+    metadata: Mapping[str, Any],
+    keep: int = KEPT_CHECKPOINTS,
 ) -> None:
-    """Write the checkpoint of a round, then remove all but the last two checkpoints."""
+    """Write the checkpoint of a round, then remove all but the last `keep` checkpoints."""
     files: dict[str, dict[str, Any]] = {}
     with atomic_folder(folder / "checkpoints" / f"{round:06d}") as temporary:
         for name, data in _contents(server, stores):
@@ -83,7 +89,7 @@ def save(
     # any newer checkpoint was found damaged when the run was resumed
     valid = [path for path in checkpoint_folders(folder) if int(path.name) <= round]
     for path in (*checkpoint_folders(folder), *(folder / "checkpoints").glob(f"*{TEMPORARY_SUFFIX}")):
-        if path not in valid[-_MAX_CHECKPOINTS:]:
+        if path not in valid[-keep:]:
             remove_folder(path)
 
 
@@ -92,7 +98,7 @@ def latest(folder: Path, check: Callable[[Checkpoint], object]) -> tuple[Checkpo
     problems: list[str] = []
     for path in reversed(checkpoint_folders(folder)):
         try:
-            found = _load(path)
+            found = load(path)
             check(found)
             return found, problems
         except FedTailorError as error:
@@ -118,7 +124,7 @@ def _contents(server: Tree, stores: Mapping[str, StoredTrees]) -> Iterator[tuple
             yield f"{kind}-{number:03d}.safetensors", pack({"clients": torch.tensor(shard), "trees": stacked})
 
 
-def _load(path: Path) -> Checkpoint:
+def load(path: Path) -> Checkpoint:
     """Return the checkpoint in a folder after comparing every file with its checksum."""
     with _checkpoint_errors(path):
         data = _read_bounded(path / _INDEX, _MAX_INDEX_BYTES)

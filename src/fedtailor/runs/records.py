@@ -32,6 +32,7 @@ class RoundRecord(TypedDict):
     per_client: dict[str, Values]  # metric -> client -> value; at least "bytes_up"
     missed: NotRequired[dict[int, str]]  # clients without an upload -> reason; readers add it if it is absent
     failed: NotRequired[dict[int, str]]  # clients whose upload was rejected -> reason; as above
+    warnings: NotRequired[dict[int, str]]  # clients of a deployment that are suspicious -> reason
     method_metrics: NotRequired[dict[str, Any]]  # numbers and arrays that the method records about itself; as above
     epsilon: NotRequired[float]  # the privacy spent so far
     diverged: NotRequired[list[int]]  # evaluated clients whose loss is not finite
@@ -153,6 +154,7 @@ def _is_optional_number(value: Any, known: set[str]) -> bool:
 
 _CHECKS: dict[str, Callable[[Any, set[str]], bool]] = {  # of the entries of a `RoundRecord`; all others are numbers
     "clients": _is_client_list, "diverged": _is_client_list, "missed": _is_reasons, "failed": _is_reasons,
+    "warnings": _is_reasons,
     "method_metrics": _is_metrics,
     "bytes_up": _is_amount, "bytes_down": _is_amount, "seconds": _is_amount,
     "peak_memory": _is_amount, "peak_memory_reserved": _is_amount,
@@ -189,7 +191,7 @@ def nan_to_none(value: Any) -> Any:
 
 def restore_record(record: Record) -> Record:
     """Undo what JSON changed, in place: turn client keys back into integers and null into NaN."""
-    for group in ("missed", "failed"):
+    for group in ("missed", "failed", *({"warnings"} & record.keys())):
         record[group] = {int(client): reason for client, reason in record.get(group, {}).items()}
     for name, values in record.get("per_client", {}).items():
         record["per_client"][name] = {

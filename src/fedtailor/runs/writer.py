@@ -5,7 +5,7 @@ run.json                the environment, the clients, and fingerprints of data, 
 start.safetensors       the initial weights, an ordinary state_dict
 rounds.jsonl            one line per round
 arrays/0007.safetensors ...   method metrics of round 7 that are too large for a line
-checkpoints/000040/ ... the server state and all client states; the last two checkpoints, see `checkpoint.py`
+checkpoints/000040/ ... the server state and all client states; the last few checkpoints, see `checkpoint.py`
 personal/trained/000.safetensors ...   each client's personal model, an ordinary state_dict; also personal/received/.
                         Written last, with their checksums in models.json: a run that has this file is finished
 lock                    held by the process that works on the run
@@ -60,8 +60,15 @@ _WRITE_ERRORS = (OSError, SafetensorError)
 class RunWriter:
     """Writes a run into its folder, round by round."""
 
-    def __init__(self, folder: Path, every: int | None, checksummed: Sequence[str] = CHECKSUMMED_FILES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        every: int | None,
+        checksummed: Sequence[str] = CHECKSUMMED_FILES,
+        keep: int = checkpoint.KEPT_CHECKPOINTS,
+    ) -> None:
         self._folder, self._every, self._checksummed = folder, every, checksummed  # the latter are never changed
+        self._keep = keep  # number of checkpoints
         self._size, self._hash = 0, sha256()  # of rounds.jsonl so far
         self._saved_round = 0  # of the last checkpoint
         self._save_seconds, self._saved_at = 0.0, time.monotonic()
@@ -107,7 +114,7 @@ class RunWriter:
         with write_errors(what, self._hint(), _WRITE_ERRORS):
             checksums = {name: checksum((self._folder / name).read_bytes()) for name in self._checksummed}
             saved = {**metadata, "records": records, "checksums": checksums}
-            checkpoint.save(self._folder, number, server, stores, saved)
+            checkpoint.save(self._folder, number, server, stores, saved, self._keep)
         self._saved_round, self._saved_at = number, time.monotonic()
         self._save_seconds = self._saved_at - started
 

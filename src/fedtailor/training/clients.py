@@ -19,6 +19,7 @@ class Evaluation:
     values: dict[str, Values]  # name in the record -> client -> value
     method_values: dict[str, Values] = field(default_factory=dict)  # of `Method.evaluation_metrics`
     totals: Tree = field(default_factory=dict)  # sums of `Method.evaluation_metrics` over the clients
+    warnings: dict[int, str] = field(default_factory=dict)  # clients that are suspicious -> reason
 
 
 class LostClientsError(RunError):

@@ -30,6 +30,7 @@ class RoundState:
     clients: list[int] = field(default_factory=list)  # clients whose uploads were received
     missed: dict[int, str] = field(default_factory=dict)  # selected clients that uploaded nothing -> reason
     failures: dict[int, ClientFailure] = field(default_factory=dict)
+    warnings: dict[int, str] = field(default_factory=dict)  # clients that are suspicious -> reason
     results: list[Tree] = field(default_factory=list)  # per cohort: client states and trained models, stacked
     bytes_down: dict[int, int] = field(default_factory=dict)
     bytes_up: dict[int, int] = field(default_factory=dict)

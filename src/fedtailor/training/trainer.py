@@ -152,6 +152,8 @@ class Trainer(Generic[C]):
         found = self.clients.evaluate(self.server, clients, self._trained_values.outdated, is_last)
         values = self._trained_values.complete(found.values, clients)
         record = add_evaluation(record, found, values, self.clients.sizes, self.server.method)
+        if found.warnings:
+            record["warnings"] = found.warnings | record.get("warnings", {})
         return record | {"seconds_evaluating": time.perf_counter() - started}
 
     @cached_property
@@ -173,6 +175,7 @@ class Trainer(Generic[C]):
             "clients": round_state.clients,
             "missed": round_state.missed,
             "failed": {client: failure.reason for client, failure in round_state.failures.items()},
+            **({"warnings": round_state.warnings} if round_state.warnings else {}),
             "bytes_up": sum(bytes_up.values()),
             "bytes_down": sum(bytes_down.values()),
             "seconds": seconds,

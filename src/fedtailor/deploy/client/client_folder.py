@@ -7,6 +7,7 @@ table.json              how the rows of the table become inputs, and the names o
 allowed_code.json       the own code of the deployment that may be imported, with its hashes
 secret                  the seed of the client's noise, if it adds any
 runs/RUN/states/000007.safetensors ...   the client state and the trained model after round 7; the last few rounds
+                        initial-*.safetensors: the state with which a client started that joined late
 runs/RUN/models/        personal models as state_dicts: trained.safetensors, and at the end also received.safetensors
 runs/RUN/rounds.jsonl   the client's own record: what it sent, and its metrics
 home/, log/             Flower's files

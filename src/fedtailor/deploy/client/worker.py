@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +31,6 @@ from fedtailor.training.evaluator import Evaluator, global_scores, scores
 from fedtailor.training.preflight import choose_num_threads, measure_step_cost
 
 log = logging.getLogger("fedtailor")
-_KEPT_STATES = 2  # of rounds that counted, besides the newest: the server may resume from its second-to-last checkpoint
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class RoundRequest:
     participation: float
     last_counted: int  # this client's last round that counts; 0 if there is none
     joined: int = 0  # number of rounds before this client joined
+    joining: str = ""  # identifies that it joined late; after a rollback, it may join again
+    keep: int = 2  # states of rounds that counted, besides the newest: as many as the server has checkpoints
     last: bool = False  # the run ends with this evaluation
 
     @classmethod
@@ -84,8 +86,8 @@ class Worker:
         request, method, channel = self._request, self._client.method, self._client.deployment.channel
         reset_peak_memory(self._device)
         sent, state = self._stacked(message), self._load_state(message)
-        if self._is_newcomer:  # a newcomer's initial state must not change if this round does not count
-            self._write_state(request.last_counted, {"state": state})
+        if self._is_newcomer:  # its initial state must not change if this round does not count
+            self._write_state(self._initial_file, {"state": state})
         results = self._apply(lambda *args: client_update(method, *args), request.round, state, sent)
         parts = {part: mask_absent_rows(results[part]) for part in ("upload", "state", "trained")}
         for failure in find_non_finite([request.index], parts).values():
@@ -132,7 +134,9 @@ class Worker:
         return self._reply_fields() | {"scores": nan_to_none(reported)}
 
     def _reply_fields(self) -> dict[str, Any]:
-        return {"name": self._client.name, "run": self._request.run, "round": self._request.round}
+        samples = {"train": self._train, "validation": self._validation, "test": self._test}
+        sizes = {part: int(index.sizes[self._request.index]) for part, index in samples.items()}
+        return {"name": self._client.name, "run": self._request.run, "round": self._request.round, "samples": sizes}
 
     def _apply(self, function: Any, number: int, state: Tree, sent: Tree) -> Tree:
         engine = Sequential(self._shared, self._train)
@@ -164,29 +168,40 @@ class Worker:
     @cached_property
     def _saved(self) -> Tree | None:
         """What was saved after the last round that counts or, if that is missing, after the latest round before it."""
-        counted = self._request.last_counted
-        saved = [number for number in self._saved_rounds() if number <= counted]
-        latest = max(saved, default=0)
-        if counted and latest != counted:
-            log.warning("The state of round %d is missing; continuing from round %d.", counted, latest)
-        if not saved:
-            return None
-        return unpack((self._run_folder / "states" / f"{latest:06d}.safetensors").read_bytes())
+        counted, path = self._request.last_counted, self._initial_file
+        if counted:
+            latest = max((number for number in self._saved_rounds() if number <= counted), default=0)
+            path = self._state_file(latest)
+            if latest != counted:
+                log.warning("The state of round %d is missing; continuing from round %d.", counted, latest)
+        return unpack(path.read_bytes()) if path.is_file() else None
 
     def _saved_rounds(self) -> list[int]:
-        return sorted(int(path.stem) for path in (self._run_folder / "states").glob("*.safetensors"))
+        return sorted(int(path.stem) for path in self._states.glob("[0-9]*.safetensors"))
 
     def _save_states(self, results: Tree, number: int) -> None:
-        self._write_state(number, {part: results[part] for part in ("state", "trained")})
+        self._write_state(self._state_file(number), {part: results[part] for part in ("state", "trained")})
         counted = [saved for saved in self._saved_rounds() if saved <= self._request.last_counted]
         for saved in self._saved_rounds():
-            if saved != number and saved not in counted[-_KEPT_STATES:]:  # it did not count, or is too old
-                (self._run_folder / "states" / f"{saved:06d}.safetensors").unlink()
+            if saved != number and saved not in counted[-self._request.keep :]:  # it did not count, or is too old
+                self._state_file(saved).unlink()
 
-    def _write_state(self, number: int, stacked: Tree) -> None:
-        states = self._run_folder / "states"
-        states.mkdir(parents=True, exist_ok=True)
-        write_atomic(states / f"{number:06d}.safetensors", pack(take(stacked, 0)))
+    @property
+    def _states(self) -> Path:
+        return self._run_folder / "states"
+
+    def _state_file(self, number: int) -> Path:
+        return self._states / f"{number:06d}.safetensors"
+
+    @property
+    def _initial_file(self) -> Path:
+        """The file with a newcomer's initial state, or with the one that replaces its lost state."""
+        counted = self._request.last_counted
+        return self._state_file(counted) if counted else self._states / f"initial-{self._request.joining}.safetensors"
+
+    def _write_state(self, path: Path, stacked: Tree) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, pack(take(stacked, 0)))
 
     def _write_model(self, moment: str, stacked: Tree) -> None:
         models = self._run_folder / "models"

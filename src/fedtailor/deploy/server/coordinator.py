@@ -21,6 +21,7 @@ from fedtailor.runs.files import wait_for_lock, write_atomic
 from fedtailor.runs.reader import FLOWER_ENGINE, is_finished, is_run_folder, raise_remote_client, read_records
 from fedtailor.runs.run import FORMAT, Run
 from fedtailor.runs.writer import RunWriter
+from fedtailor.training.client_failures import TooFewClientsError
 from fedtailor.training.client_update import initial_model
 from fedtailor.training.resume import newest_checkpoint
 from fedtailor.training.server import Server
@@ -44,9 +45,16 @@ def coordinate(folder: Path, mailbox: Mailbox) -> None:
         except Exception as error:
             # The text of unexpected errors may quote data, so the status contains only their type.
             known = isinstance(error, FedTailorError)
-            membership.write_status("stopped", reason=str(error) if known else type(error).__name__)
+            text = str(error) if known else type(error).__name__
+            membership.write_status("stopped", reason=text, temporary=_is_temporary(error))
             raise
         membership.write_status("finished")
+
+
+def _is_temporary(error: Exception) -> bool:
+    """Return whether the run may succeed if the server restarts it: clients come back, or a disk has space again."""
+    unknown = not isinstance(error, FedTailorError)
+    return unknown or isinstance(error, TooFewClientsError) or isinstance(error.__cause__, OSError)
 
 
 @dataclass
@@ -61,7 +69,7 @@ class _Coordinator:
         if is_finished(self.folder):
             raise DeployError(f"The run in '{self.folder}' is finished; start another one in a new folder.")
         checkpoint = newest_checkpoint(self.folder) if is_run_folder(self.folder) else None
-        writer = RunWriter(self.folder, 1, _CHECKSUMMED)
+        writer = RunWriter(self.folder, 1, _CHECKSUMMED, self.membership.deployment.keep_checkpoints)
         trainer = self._start(writer) if checkpoint is None else self._resume(writer, checkpoint)
         # A checkpoint is saved after every round, so a signal may stop the run at any moment.
         writer.finish(trainer.train(writer, defer_signals=False), clients=[])

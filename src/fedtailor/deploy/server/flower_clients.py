@@ -18,6 +18,8 @@ from fedtailor.deploy.dummy_client import dummy_upload
 from fedtailor.deploy.messages import to_record
 from fedtailor.deploy.server.mailbox import NoReplyError, SentMessages
 from fedtailor.deploy.server.membership import Member, Membership, read_reply
+from fedtailor.deploy.server.outliers import find_outliers, update_norms
+from fedtailor.deploy.server.suspension import active_clients, count_problems
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import Deployment, deployment_digest
 from fedtailor.runs.client_states import ClientStates
@@ -56,6 +58,8 @@ class FlowerClients:
     run: str  # ID of the run, under which clients save their state
     on_join: Callable[[], None]  # called after clients have joined
     last_counted: dict[int, int] = field(default_factory=dict)  # client -> its last round that counts
+    _selected: list[int] = field(default_factory=list)  # clients of the round
+    _norms: dict[int, dict[str, float]] = field(default_factory=dict)  # of the uploads of the round, see `update_norms`
     _expected: dict[tuple[Signature, int, bool], Tree] = field(default_factory=dict)  # see `_expected_upload`
 
     @property
@@ -101,13 +105,15 @@ class FlowerClients:
         participation = 1.0 if server.method.trains_every_round else deployment.participation
         clients = sample_clients(online, len(self.members), participation, number, deployment.seed)
         selected = [self.members[client].name for client in clients]
+        self._selected, self._norms = clients, {}
         self.membership.write_status("running", attempt=attempt + 1, selected=selected)
         return clients, {}
 
     def _add_newcomers(self, server: Server) -> None:
         """Add the clients that are online and not yet part of the run, and grow the server's state."""
         membership, before = self.membership, list(self.members)
-        newcomers = [replace(member, joined=server.rounds_done) for member in membership.query_candidates()]
+        joining = {"joined": server.rounds_done, "joining": secrets.token_hex(4)}
+        newcomers = [replace(member, **joining) for member in membership.query_candidates()]  # type: ignore[arg-type]
         if not newcomers:
             return
         try:
@@ -132,21 +138,43 @@ class FlowerClients:
         max_bytes = packed_size(expected) + _SLACK_BYTES
         for client, reply in self._replies(pending, max_bytes):
             try:
-                upload = self._read_reply(client, reply, number, max_bytes)[1]
-                self._check_upload(client, upload, repeat(messages[client], 1), expected, number)
+                fields, upload = self._read_reply(client, reply, number, max_bytes)
+                if changes := self.members[client].find_changes(fields.get("samples")):
+                    round_state.warnings[client] = changes
+                self._norms[client] = self._check_upload(client, upload, messages[client], expected, number)
                 uploads[client] = upload
             except FedTailorError as error:
                 round_state.failures[client] = ClientFailure(str(error))
             except NoReplyError as error:
                 round_state.missed[client] = str(error)
+        for client in uploads.keys() - set(self._active()):  # it was suspended after its upload arrived
+            del uploads[client], self._norms[client]
+            round_state.missed[client] = "it was suspended or has left"
         replied = uploads.keys() | round_state.failures.keys() | round_state.missed.keys()
         round_state.missed |= {client: "late" for client in clients if client not in replied}
+        self._judge(round_state)
         delivered = [client for client in clients if client in uploads]
         if not delivered:
             return None
         absent = round_state.missed.keys() | round_state.failures.keys()
         encoded = stack([uploads[client] for client in delivered])
         return ClientResults(delivered, drop_rows(absent, clients, sent), encoded)
+
+    def _active(self) -> list[int]:
+        active = active_clients(self.membership.folder)
+        return [client for client, member in enumerate(self.members) if member.name in active]
+
+    def _judge(self, round_state: RoundState) -> None:
+        """Warn of outliers, and suspend clients with too many problems in a row, once all selected clients are done."""
+        problems = round_state.missed | {client: failure.reason for client, failure in round_state.failures.items()}
+        if not set(self._selected) <= self._norms.keys() | problems.keys():
+            return  # the clients of this method train one after another
+        outliers, deployment = find_outliers(self._norms, self.deployment.outlier_factor), self.deployment
+        round_state.warnings |= outliers
+        by_name = {self.members[client].name: why for client, why in (outliers | problems).items()}
+        selected = [self.members[client].name for client in self._selected]
+        limits = deployment.suspend_after, deployment.min_clients
+        count_problems(self.membership.folder, selected, by_name, *limits)
 
     def _expected_upload(self, number: int, sent: Tree) -> Tree:
         """Return an upload with the structure that a client must send after this message.
@@ -168,25 +196,35 @@ class FlowerClients:
         self.membership.rounds_done = number
         self.membership.not_counted = {self.members[client].name: reason for client, reason in absent.items()}
         for name, reason in self.membership.not_counted.items():
-            log.warning("Round %d: %s does not count: %s.", number, name, reason)
+            log.warning("Round %d: %s does not count: %s.", number, name, reason.rstrip("."))
+        self._warn(number, round_state.warnings)
+        self.membership.warnings = {self.members[client].name: why for client, why in round_state.warnings.items()}
+
+    def _warn(self, number: int, warnings: Mapping[int, str]) -> None:
+        for client, reason in warnings.items():
+            log.warning("Round %d: %s is suspicious: %s.", number, self.members[client].name, reason)
 
     def evaluate(self, server: Server, clients: Sequence[int], outdated: Set[int], is_last: bool) -> Evaluation:
         """Let clients evaluate both moments on their own data, as far as they are online.
 
         After the last round, the server waits for clients that did not reply, because there is no later evaluation.
         """
-        values, missing = self._evaluate(server, clients, is_last)
+        warnings: dict[int, str] = {}
+        values, missing = self._evaluate(server, clients, is_last, warnings)
         for _ in range(self.deployment.retry if is_last else 0):
             self.membership.wait_for_return(missing)
             if missing:
-                more, missing = self._evaluate(server, list(missing), is_last)
+                more, missing = self._evaluate(server, list(missing), is_last, warnings)
                 update_values(values, more)
         for client, reason in missing.items():
             log.warning("%s is not evaluated: %s.", self.members[client].name, reason.rstrip("."))
-        return Evaluation({name: dict(sorted(by_client.items())) for name, by_client in values.items()})
+        self._warn(server.rounds_done, warnings)
+        self.membership.warnings |= {self.members[client].name: why for client, why in warnings.items()}
+        values = {name: dict(sorted(by_client.items())) for name, by_client in values.items()}
+        return Evaluation(values, warnings=warnings)
 
     def _evaluate(
-        self, server: Server, clients: Sequence[int], is_last: bool
+        self, server: Server, clients: Sequence[int], is_last: bool, warnings: dict[int, str]
     ) -> tuple[dict[str, Values], dict[int, str]]:
         """Return the values by their names in the record, and the clients that did not reply with the reason."""
         online, following = self.membership.online(), server.rounds_done + 1
@@ -206,6 +244,8 @@ class FlowerClients:
                 fields, _ = self._read_reply(client, reply, following, 0)
                 for name, value in _read_scores(fields, self._score_ranges).items():
                     values.setdefault(name, {})[client] = value
+                if changes := self.members[client].find_changes(fields.get("samples")):
+                    warnings[client] = changes
                 del missing[client]
             except (FedTailorError, NoReplyError) as error:
                 missing[client] = str(error)
@@ -246,6 +286,8 @@ class FlowerClients:
             "participation": participation,
             "last_counted": self.last_counted.get(client, 0),
             "joined": self.members[client].joined,
+            "joining": self.members[client].joining,
+            "keep": self.deployment.keep_checkpoints,
         }
 
     def _send(self, kind: str, messages: Mapping[int, tuple[dict[str, Any], Tree]], number: int) -> SentMessages:
@@ -266,17 +308,18 @@ class FlowerClients:
             raise DeployError("its reply is for another round")
         return fields, tree
 
-    def _check_upload(self, client: int, upload: Tree, sent: Tree, expected: Tree, number: int) -> None:
-        """Raise an error unless the upload has the expected structure and can be decoded to finite values."""
-        stacked, channel = repeat(upload, 1), self.deployment.channel
+    def _check_upload(self, client: int, upload: Tree, message: Tree, expected: Tree, number: int) -> dict[str, float]:
+        """Return the norms of an upload; raise an error unless it has the expected structure and is finite."""
+        stacked, sent, channel = repeat(upload, 1), repeat(message, 1), self.deployment.channel
         signature, wanted = tree_signature({"upload": stacked}), tree_signature({"upload": expected})
         if signature != wanted:
             raise DeployError(describe_difference(signature, wanted, reference="expected"))
         if (path := channel.find_mismatch(stacked, sent)) is not None:
             raise DeployError(f"its upload '{path}' cannot be decoded")
-        decoded = channel.decode(stacked, sent, [client], number, secrets.token_bytes(32))
-        for failure in find_non_finite([client], {"upload": mask_absent_rows(decoded)}).values():
+        decoded = mask_absent_rows(channel.decode(stacked, sent, [client], number, secrets.token_bytes(32)))
+        for failure in find_non_finite([client], {"upload": decoded}).values():
             raise DeployError(failure.reason)
+        return update_norms(take(decoded, 0), message)
 
 
 def _read_scores(fields: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]]) -> dict[str, float]:

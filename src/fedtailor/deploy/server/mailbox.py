@@ -13,6 +13,8 @@ from flwr.serverapp import Grid
 
 from fedtailor.core.untrusted_input import sanitize
 from fedtailor.deploy.server.operator_folder import enrolled_clients
+from fedtailor.deploy.server.refusals import find_refusal
+from fedtailor.deploy.server.suspension import active_clients
 from fedtailor.errors import reason
 
 _MIN_POLL_INTERVAL, _MAX_POLL_INTERVAL = 0.1, 1.0  # seconds
@@ -77,7 +79,8 @@ class Mailbox:
     def online(self) -> list[str]:
         """Return the clients that can be selected now, in the order of enrollment."""
         online = set(self.grid.get_node_ids())
-        return [name for name, c in enrolled_clients(self.folder).items() if c.node_id in online and not c.left]
+        clients = enrolled_clients(self.folder)
+        return [name for name in active_clients(self.folder) if clients[name].node_id in online]
 
     def send(self, kind: str, contents: Mapping[str, RecordDict], timeout: float, group: str = "") -> SentMessages:
         """Send each client its message; replies must arrive within `timeout` seconds."""
@@ -138,9 +141,26 @@ class Mailbox:
                     del pending[message_id]
                     interval = _MIN_POLL_INTERVAL
                     yield name, reply
+            yield from self._give_up(pending, node_ids)
             if pending:
                 self.sleep(min(interval, max(0.0, deadline - self.clock())))
                 interval = min(2 * interval, _MAX_POLL_INTERVAL)
+
+    def _give_up(
+        self, pending: dict[str, str], node_ids: Mapping[str, int | None]
+    ) -> Iterator[tuple[str, NoReplyError]]:
+        """Yield the clients whose replies are not awaited any longer, with the reason, and remove their messages."""
+        active = active_clients(self.folder)
+        for message_id, name in list(pending.items()):
+            if (refusal := find_refusal(self.folder, name, message_id)) is not None:
+                problem = f"its reply was refused: {refusal}"
+            elif name not in active:
+                problem = "it was suspended or has left"
+            else:
+                continue
+            del pending[message_id]
+            self.late[message_id] = node_ids[name]
+            yield name, NoReplyError(problem)
 
     def _discard_late_replies(self) -> None:
         """Remove late replies from Flower's database, where they would otherwise remain until the run ends.

@@ -13,7 +13,8 @@ from fedtailor.core.trees import Tree
 from fedtailor.core.untrusted_input import sanitize
 from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.server.mailbox import Mailbox, NoReplyError
-from fedtailor.deploy.server.operator_folder import enrolled_clients, write_status
+from fedtailor.deploy.server.operator_folder import write_status
+from fedtailor.deploy.server.suspension import active_clients
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import Deployment, deployment_digest
 from fedtailor.version import VERSION
@@ -23,6 +24,7 @@ _POLL_INTERVAL = 1.0  # seconds between checks for online clients
 _RETRY_INTERVAL = 120.0  # seconds before a client that was rejected, or did not reply, is queried again
 _QUERY_TIMEOUT = 120.0  # seconds to reply to a query, which involves no training
 _MAX_SAMPLES = 2**40
+_PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,15 @@ class Member:
     validation: int
     test: int
     joined: int = 0  # number of rounds before it joined
+    joining: str = ""  # of a client that joined late: after a rollback, it joins again with another one
+
+    def find_changes(self, samples: Any) -> str | None:
+        """Return how the numbers of samples in a reply differ from those with which the client joined, or None."""
+        if not isinstance(samples, dict) or samples.keys() != set(_PARTS):
+            raise DeployError("its reply does not contain its numbers of samples")
+        changes = [(part, samples[part], getattr(self, part)) for part in _PARTS]
+        changed = [f"{now} {part} samples instead of {before}" for part, now, before in changes if now != before]
+        return f"it now has {', '.join(changed)}" if changed else None
 
 
 @dataclass(eq=False)
@@ -46,13 +57,14 @@ class Membership:
     members: list[Member] = field(default_factory=list)
     rounds_done: int = 0
     not_counted: dict[str, str] = field(default_factory=dict)  # clients whose last round did not count -> reason
+    warnings: dict[str, str] = field(default_factory=dict)  # clients that were suspicious in the last round -> reason
     _rejected: dict[str, str] = field(default_factory=dict)  # clients that may not join -> reason
     _rejected_at: dict[str, float] = field(default_factory=dict)
 
     @property
     def min_clients(self) -> int:
         """The number of clients that a round needs."""
-        num_clients = sum(not client.left for client in enrolled_clients(self.folder).values())
+        num_clients = len(active_clients(self.folder))
         return min(self.deployment.min_clients or num_clients, max(num_clients, 1))
 
     def online(self) -> list[int]:
@@ -78,9 +90,8 @@ class Membership:
         return online
 
     def wait_for_return(self, missing: Mapping[int, str]) -> None:
-        """Wait up to the deadline for missing members to come back, except for those that left permanently."""
-        left = {name for name, client in enrolled_clients(self.folder).items() if client.left}
-        awaited = {self.members[client].name for client in missing} - left
+        """Wait up to the deadline for missing members to come back, unless they have left or are suspended."""
+        awaited = {self.members[client].name for client in missing} & set(active_clients(self.folder))
         deadline = self.mailbox.clock() + self.deployment.deadline
         while not awaited <= set(self.mailbox.online()) and self.mailbox.clock() < deadline:
             self.write_status("waiting", reason=f"for the last evaluation of {', '.join(sorted(awaited))}")
@@ -109,7 +120,7 @@ class Membership:
         """Write the status of the run, for `fedtailor deploy status`."""
         names = [member.name for member in self.members]
         progress = {"round": self.rounds_done, "rounds": self.deployment.num_rounds, "members": names}
-        progress |= {"rejected": self._rejected, "last_round": self.not_counted}
+        progress |= {"rejected": self._rejected, "last_round": self.warnings | self.not_counted}
         write_status(self.folder, {"state": state, "at": time.time(), **progress, **fields})
 
     def _candidates(self) -> list[str]:
@@ -160,7 +171,7 @@ def _read_member(name: str, reply: RecordDict | NoReplyError, digest: str) -> Me
         raise DeployError("its bundle has other training settings than the server; send it a new bundle")
     if fields.get("version") != VERSION:
         raise DeployError(f"its version of FedTailor differs from the server's, {VERSION}")
-    sizes: dict[str, Any] = {part: fields.get(part) for part in ("train", "validation", "test")}
+    sizes: dict[str, Any] = {part: fields.get(part) for part in _PARTS}
     if not all(type(size) is int and 0 <= size < _MAX_SAMPLES for size in sizes.values()) or not sizes["train"]:
         raise DeployError("its reply does not contain valid numbers of samples")
     return Member(name, **sizes)

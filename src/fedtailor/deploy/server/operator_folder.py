@@ -7,6 +7,7 @@ clients.json      the enrolled clients, in the order of enrollment
 home/, log/       Flower's files and the logs; superlink.db is Flower's database
 run/              the run folder, without personal models, which stay with the clients
 status.json       the status of the run
+suspensions.json  the suspended clients, and those with problems
 """
 
 import json

@@ -60,11 +60,11 @@ class Limits:
 
 
 class _RejectedError(Exception):
-    """A request that is not forwarded: the HTTP status and the reason."""
+    """A request that is not forwarded: the HTTP status, the reason, and the client whose reply is incomplete now."""
 
-    def __init__(self, status: int, problem: str, disconnect: bool = False) -> None:
+    def __init__(self, status: int, problem: str, disconnect: bool = False, reply_of: str = "") -> None:
         super().__init__(problem)
-        self.status, self.disconnect = status, disconnect
+        self.status, self.disconnect, self.reply_of = status, disconnect, reply_of
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,16 @@ class Proxy:
     >>> proxy.allow_only({})
     """
 
-    def __init__(self, superlink: str, tls: ssl.SSLContext, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        superlink: str,
+        tls: ssl.SSLContext,
+        limits: Limits | None = None,
+        on_refusal: Callable[[str, str, str], None] = lambda client, message_id, reason: None,
+    ) -> None:
         self.limits = limits or Limits()
+        self._on_refusal = on_refusal  # called when a client's reply to a message will never arrive
+        self._replying_to: dict[str, str] = {}  # client -> ID of the message to which it replies
         self._superlink, self._tls = f"http://{superlink}", tls  # `_TLSBackend` encrypts the connection nevertheless
         self._keys: dict[str, tuple[str, EllipticCurvePublicKey]] = {}
         self._uploaded: dict[str, int] = {}  # bytes per client since the last message it received
@@ -111,8 +119,11 @@ class Proxy:
         try:
             request = self._check(scope)
             body = _read_body(receive, self.limits.idle_timeout)
-            await self._forward(request, await _read_replies(request, body) or body, send)
+            await self._forward(request, await self._read_replies(request, body) or body, send)
         except _RejectedError as rejection:
+            if rejection.reply_of:
+                message_id = self._replying_to.get(rejection.reply_of, "")
+                self._on_refusal(rejection.reply_of, message_id, str(rejection).rstrip("."))
             log.warning("%s %s", scope["client"], rejection)
             await _reject(send, rejection)
 
@@ -146,7 +157,8 @@ class Proxy:
         call, length = path[1].decode(), int(size)
         if length > self.limits.body_bytes:
             limit = self.limits.body_bytes
-            raise _RejectedError(413, f"A request of '{client}' has {length:,} bytes; at most {limit:,} are allowed.")
+            problem = f"A request of '{client}' has {length:,} bytes; at most {limit:,} are allowed."
+            raise _RejectedError(413, problem, reply_of=client if call == "push-object" else "")
         if call == "push-object":
             self._count_upload(client, length)
         forwarded: dict[bytes | str, bytes | str]
@@ -175,8 +187,25 @@ class Proxy:
         uploaded = self._uploaded.get(client, 0) + length
         if uploaded > self.limits.upload_bytes:
             limit = self.limits.upload_bytes
-            raise _RejectedError(413, f"'{client}' sends more than {limit:,} bytes in reply to one message.")
+            problem = f"'{client}' sends more than {limit:,} bytes in reply to one message."
+            raise _RejectedError(413, problem, reply_of=client)
         self._uploaded[client] = uploaded
+
+    async def _read_replies(self, request: _Request, chunks: AsyncIterator[bytes]) -> bytes | None:
+        """Return the body of a push-messages call after checking its senders (Flower does not); otherwise None."""
+        client = request.client
+        if request.call != "push-messages":
+            return None
+        body = b"".join([chunk async for chunk in chunks])
+        try:
+            parsed = PushMessagesRequest.FromString(body)
+        except DecodeError as error:
+            raise _RejectedError(400, f"'{client}' sends an invalid list of messages.", reply_of=client) from error
+        for message in parsed.messages_list:
+            self._replying_to[client] = message.metadata.reply_to_message_id
+            if message.metadata.src_node_id != parsed.node.node_id:
+                raise _RejectedError(400, f"'{client}' replies in another client's name.", reply_of=client)
+        return body
 
     async def _forward(self, request: _Request, body: AsyncIterator[bytes] | bytes, send: Send) -> None:
         url = f"{self._superlink}/v1/fleet/{request.call}"
@@ -250,20 +279,6 @@ async def _read_body(receive: Receive, timeout: float) -> AsyncIterator[bytes]:
         more = message.get("more_body", False)
         if message["body"]:
             yield message["body"]
-
-
-async def _read_replies(request: _Request, chunks: AsyncIterator[bytes]) -> bytes | None:
-    """Return the body of a push-messages call after checking its senders (Flower does not), None for other calls."""
-    if request.call != "push-messages":
-        return None
-    body = b"".join([chunk async for chunk in chunks])
-    try:
-        parsed = PushMessagesRequest.FromString(body)
-    except DecodeError as error:
-        raise _RejectedError(400, f"'{request.client}' sends an invalid list of messages.") from error
-    if any(message.metadata.src_node_id != parsed.node.node_id for message in parsed.messages_list):
-        raise _RejectedError(400, f"'{request.client}' replies in another client's name.")
-    return body
 
 
 async def _reject(send: Send, rejection: _RejectedError) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
@@ -38,6 +39,7 @@ from fedtailor.deploy.app_bundle import build_app
 from fedtailor.deploy.dummy_client import preview_payload
 from fedtailor.deploy.server.operator_folder import EnrolledClient, enroll, enrolled_clients
 from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
+from fedtailor.deploy.server.refusals import write_refusal
 from fedtailor.deploy.subprocesses import (
     Subprocess,
     exclusive,
@@ -62,8 +64,10 @@ _OVERHEAD_BYTES = 2**26  # for everything in an upload except tensors
 _Response = TypeVar("_Response", bound=Message)
 
 
-def serve(folder: Path, say: Callable[[str], None] = print) -> None:
+def serve(folder: Path, say: Callable[[str], None] = print, supervise: Callable[[], None] = lambda: None) -> None:
     """Serve a federation until SIGTERM or Ctrl-C; raise an error if a part of it ends earlier, so systemd restarts it.
+
+    `supervise` is called about once per second (`RunSupervisor.check`).
 
     >>> serve(Path("nowhere"))
     Traceback (most recent call last):
@@ -83,7 +87,7 @@ def serve(folder: Path, say: Callable[[str], None] = print) -> None:
         stop_all(home)  # left over from a server that was killed
         address, tls = free_address(), _tls(folder)
         write_atomic(home / "address", address.encode())
-        proxy = Proxy(address, tls, _limits(folder, deployment))
+        proxy = Proxy(address, tls, _limits(folder, deployment), partial(write_refusal, folder))
         _set_up_proxy_log(folder)
         env = flower_environment(home, FEDTAILOR_DEPLOYMENT=str(folder.absolute()))
         superlink = Subprocess(home, _superlink_command(folder, address), env, folder / "log" / "superlink.log")
@@ -99,6 +103,7 @@ def serve(folder: Path, say: Callable[[str], None] = print) -> None:
                         healthy_at = time.monotonic()
                     _check(folder, superlink.returncode is None, is_proxy_running(), time.monotonic() - healthy_at)
                     registered = _register_clients(folder, proxy, registered, say)
+                    supervise()
         finally:
             superlink.stop()
 
