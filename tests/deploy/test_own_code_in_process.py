@@ -115,7 +115,8 @@ def test_own_network_for_tokens_gets_integers(package: Path, tmp_path: Path, mon
     run("keys", tmp_path / "operator", "--clients", "ann")
     x, y = np.random.default_rng(0).integers(0, 20, (12, 5)), np.arange(12) % 3
     np.savez(tmp_path / "words.npz", x=x, y=y)
-    args = ["--name", "ann", "--bundle", tmp_path / "operator" / "bundles" / "ann.tar", "--folder", tmp_path / "ann"]
+    bundle = str(tmp_path / "operator" / "bundles" / "ann.tar")
+    args = ["--name", "ann", "--bundle", bundle, "--folder", str(tmp_path / "ann")]
     allow = ["--yes", "--allow-code", format_consent(NAME), "--device", "cpu"]
     assert "ann has 9 training, 3 test samples" in run("client", *args, "--data", tmp_path / "words.npz", *allow)
 
