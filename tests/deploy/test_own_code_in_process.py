@@ -108,6 +108,19 @@ def test_own_method_network_and_loader_give_same_models_as_simulation(operator: 
     assert ft.load_personal(operator.parent / "ann", allow_code=True)(fed.x[:2]).shape == (2, 3)
 
 
+def test_own_network_for_tokens_gets_integers(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supernode, "keep_connected", lambda folder, say: None)
+    inputs = ["--inputs.shape", "5", "--inputs.classes", "3", "--inputs.tokens", "true"]
+    run("init", tmp_path / "operator", "--method", "fedavg", "--network", f"{NAME}:Words", *inputs)
+    run("keys", tmp_path / "operator", "--clients", "ann")
+    x, y = np.random.default_rng(0).integers(0, 20, (12, 5)), np.arange(12) % 3
+    np.savez(tmp_path / "words.npz", x=x, y=y)
+    bundle = str(tmp_path / "operator" / "bundles" / "ann.tar")
+    args = ["--name", "ann", "--bundle", bundle, "--folder", str(tmp_path / "ann")]
+    allow = ["--yes", "--allow-code", format_consent(NAME), "--device", "cpu"]
+    assert "ann has 9 training, 3 test samples" in run("client", *args, "--data", tmp_path / "words.npz", *allow)
+
+
 def test_init_freezes_code_and_shows_what_clients_need(operator: Path, tmp_path: Path) -> None:
     frozen = read_deployment_file(operator)["code"]
     assert frozen.keys() == {NAME} and frozen[NAME]["version"] == "1.2" and len(frozen[NAME]["sha256"]) == 64

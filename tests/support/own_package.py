@@ -13,7 +13,7 @@ _FILES = {
     "__init__.py": """
 from ward_models.data import load
 from ward_models.methods import Proximal
-from ward_models.networks import Net
+from ward_models.networks import Net, Words
 """,
     "methods.py": """
 from dataclasses import dataclass
@@ -47,6 +47,12 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.head(self.body(x))
+
+class Words(Net):
+    def __init__(self, fed):
+        super().__init__(fed)
+        self.body = nn.Sequential(nn.Embedding(20, 3), nn.Flatten())
+        self.head = nn.Linear(3 * fed.x[0].numel(), fed.classes)
 """,
     "data.py": """
 import numpy as np

@@ -139,7 +139,7 @@ def _hash_file(path: Path) -> str:
 
 @lru_cache(maxsize=_MAX_FILES)
 def _hash_content(path: Path, size: int, *changed: int) -> str:
-    """Return the hash of a file; a process that checks a package for every message reads it again only if it changed."""
+    """Return the hash of a file; a process that checks a package for every message reads only what has changed."""
     with path.open("rb") as file:
         if size > _MAX_TEXT_BYTES:
             digest = sha256()
