@@ -331,7 +331,7 @@ def test_run_with_too_few_clients_retries_stops_and_can_be_resumed(create: Calla
             return None if name == "bob" and len(selected) <= 9 else reply
         return reply
 
-    federation = create(method="fedapa", retry=2)
+    federation = create(method="fedapa", retry=2, suspend_after=0)
     federation.grid.tamper = lose
     assert "2 of 3 clients delivered (bob: late)" in error_message(federation.run)
     assert selected == [*NAMES] * 3
