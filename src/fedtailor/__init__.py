@@ -18,6 +18,7 @@ from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.metrics import Metric
 from fedtailor.core.model import Model, wrap
+from fedtailor.core.robust import Robust
 from fedtailor.data.datasets import load
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DataError, DeployError, FedTailorError, RunError
@@ -57,6 +58,7 @@ __all__ = [
     "Method",
     "Metric",
     "Model",
+    "Robust",
     "Run",
     "RunError",
     "Setup",

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from fedtailor.cli.console import out, print_line
 from fedtailor.cli.listing import ANY_FLAG, flags_help
 from fedtailor.core.augmentation import Augmentation
+from fedtailor.core.robust import Robust
 from fedtailor.core.untrusted_input import read_text
 from fedtailor.deploy.client import supernode
 from fedtailor.deploy.client.client_folder import ClientFolder
@@ -37,7 +38,7 @@ deploy = typer.Typer(help="Run real federations on Flower.", no_args_is_help=Tru
 _POLL_INTERVAL = 1.0  # seconds between reads of a run's status
 _FLOWER_CHECK_INTERVAL = 30.0  # seconds between checks whether Flower still runs the run; each one starts a process
 _ACTIVE = ("starting", "running", "waiting")
-_PARTS = {"": Deployment, "inputs": Inputs, "augmentation": Augmentation, "channel": Channel}
+_PARTS = {"": Deployment, "inputs": Inputs, "augmentation": Augmentation, "channel": Channel, "robust": Robust}
 _FLAGS_HELP = flags_help("a deployment", _PARTS, hidden=(*SIMULATION_SETTINGS, "device"))
 Folder = Annotated[Path, typer.Argument(help="the operator's folder")]
 Follow = Annotated[bool, typer.Option("--follow", help="show the progress until the run ends")]

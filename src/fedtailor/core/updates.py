@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.system import float64_on, to_float64
-from fedtailor.core.trees import Rows, Tree, leaves
+from fedtailor.core.trees import Rows, Tree, leaves, map_leaves
 
 UPDATE_NORM, UPDATE_COSINE = "update_norm", "update_cosine"  # names in the record
 
@@ -85,6 +85,15 @@ def updates(uploads: Tree, sent: Tree) -> Tree:
 def scale_rows(factors: Tensor, stacked: Tree) -> Tree:
     """Multiply the floating-point tensors of every client by its factor."""
     return map_pairs(lambda _, leaf, __: map_floats(lambda v: v * _as_wide(factors.to(v.dtype), v), leaf), stacked, {})
+
+
+def choose_rows(condition: Tensor, yes: Tree, no: Tree) -> Tree:
+    """Return the rows of `yes` for the clients for which the condition is true, and those of `no` for the others.
+
+    >>> choose_rows(torch.tensor([True, False]), {"w": torch.tensor([1, 2])}, {"w": torch.tensor([3, 4])})
+    {'w': tensor([1, 4])}
+    """
+    return map_leaves(lambda a, b: torch.where(_as_wide(condition, a), a, b), yes, no)
 
 
 def norms(stacked: Tree, exact: bool = True) -> Tensor | None:

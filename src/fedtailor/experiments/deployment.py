@@ -122,7 +122,7 @@ class Deployment(TrainingConfig):
             raise ConfigError(f"measure_drift {why}; remove it, or simulate the federation.")
         if self.evaluate_global:
             self.method.check_global_model()
-        self.channel.check(self.method)
+        self.check_method(self.method)
         self.augmentation.check(self.inputs.shape)
         if self.class_weights == "balanced":
             fix = "add up the clients' numbers, and set class_weights to one number per class"

@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from fedtailor.analysis.formatting import format_value
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.code_reference import short_name
+from fedtailor.core.robust import Robust
 from fedtailor.data.dataset import Data
 from fedtailor.data.datasets import DATASETS
 from fedtailor.errors import ConfigError, FedTailorError
@@ -33,6 +34,7 @@ _CLASSES: dict[str, list[type[Any]]] = {
     "augmentation": [Augmentation],
     "unreliable": [Unreliable],
     "channel": [Channel],
+    "robust": [Robust],
     "network": [*NETWORKS.values()],
 }
 _NAMED_PARTS = ("method", "network", "data", "method.inner")

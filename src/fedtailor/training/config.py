@@ -7,8 +7,10 @@ import torch
 
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.fields import Constraint, Fraction, FractionBelow1, PositiveInt, check_fields
+from fedtailor.core.method import Method
 from fedtailor.core.metrics import METRICS, TARGETS
 from fedtailor.core.precision import Precision
+from fedtailor.core.robust import Robust
 from fedtailor.errors import ConfigError
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.participation import Participation
@@ -89,16 +91,26 @@ class TrainingConfig:
     channel: Annotated[Channel, "how uploads are clipped, noised, sparsified, and quantized"] = field(
         default_factory=Channel
     )
+    robust: Annotated[Robust, "how the server protects itself from uploads that spoil the model"] = field(
+        default_factory=Robust
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.precision != "float32" and self.dtype != "float32":
             raise ConfigError(f"precision '{self.precision}' needs dtype float32; remove one of the two.")
+        if self.channel.trusted and self.robust.is_on:
+            raise ConfigError("With channel.trusted, only the plain mean is private; set robust.kind to 'none'.")
         self._check_actors()
         if self.patience is not None and not self.validation:
             raise ConfigError("patience needs validation data; set validation to a fraction such as 0.2.")
         if self.patience is not None and self.evaluate == "participants":
             raise ConfigError("patience compares scores of the same clients; set evaluate to 'all' or to a number.")
+
+    def check_method(self, method: Method) -> None:
+        """Raise `ConfigError` if the channel or the robust aggregation cannot be used with a method."""
+        self.channel.check(method)
+        self.robust.check(method)
 
     def _check_actors(self) -> None:
         """Raise `ConfigError` if settings of the engine 'ray' are given for another engine."""

@@ -14,6 +14,7 @@ from fedtailor.core.losses import WeightedCrossEntropy, balanced_weights
 from fedtailor.core.memory_limits import check_method_memory
 from fedtailor.core.method import Method, Setup
 from fedtailor.core.model import Model
+from fedtailor.core.robust import Robust
 from fedtailor.core.system import deterministic, retain_freed_memory
 from fedtailor.core.trees import Params, flatten, take
 from fedtailor.data.federation import Federation
@@ -75,7 +76,8 @@ def build_simulation(
     training_samples = samples["train"].pooled() if method.pools_data else samples["train"]
     networks = _prepare_networks(config, method, model, fed, schedule, initial_weights, samples, training_samples)
     device, channel = config.torch_device, Channel() if method.pools_data else config.channel
-    server = Server.build(method, networks[0][0], channel, lambda: config.seed)
+    robust = Robust() if method.pools_data else config.robust
+    server = Server.build(method, networks[0][0], channel, lambda: config.seed, robust)
     costs = [measure_step_cost(setup.model.eval_mode, setup.params, shared) for setup, shared in networks]
     max_clients = min(max_concurrent_clients(cost, device) for cost in costs)
     is_chosen_later = config.engine in ("auto", RAY)  # by a benchmark, or in other processes

@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.method import Method
+from fedtailor.core.robust import Robust
 from fedtailor.data.dataset import BY_INDICES, BY_OWNER, PartitionedData
 from fedtailor.data.datasets import DATASETS
 from fedtailor.data.splits.class_fractions import PARTITIONS
@@ -28,6 +29,7 @@ _SECTIONS: dict[str, tuple[str, type[Any]]] = {  # tables of an experiment with 
     "augmentation": ("Augmentation", Augmentation),
     "unreliable": ("Unreliable clients", Unreliable),
     "channel": ("Channel", Channel),
+    "robust": ("Robust aggregation", Robust),
 }
 _CHOICES = {  # string fields that accept only these values
     "partition": [*PARTITIONS, BY_OWNER, BY_INDICES],
@@ -42,7 +44,7 @@ def form_schema() -> dict[str, Any]:
     """Return all sections of the form with their fields, as JSON values; the first call takes one or two seconds.
 
     >>> [section["title"] for section in form_schema()["sections"]]
-    ['Run', 'Augmentation', 'Unreliable clients', 'Channel']
+    ['Run', 'Augmentation', 'Unreliable clients', 'Channel', 'Robust aggregation']
     """
     run_fields = [f for f in _fields(Experiment, "") if f["name"] not in ("method", "data", "network", *_SECTIONS)]
     sections = [{"key": "", "title": "Run", "fields": run_fields}]
@@ -66,7 +68,7 @@ def parse_form(values: Mapping[str, Any]) -> tuple[dict[str, Any], Experiment]:
     """
     settings = parse_overrides(_arguments(values)).apply_to({})
     experiment = make_experiment(settings)
-    experiment.channel.check(experiment.method)
+    experiment.check_method(experiment.method)
     data, participation = experiment.data, experiment.participation
     # the clients of a folder and owners are unknown; zero is an error later
     if isinstance(data, PartitionedData) and data.clients is not None and data.clients > 0:
