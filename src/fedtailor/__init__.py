@@ -26,6 +26,7 @@ from fedtailor.experiments.example_client import example_client
 from fedtailor.networks import network
 from fedtailor.networks.client_models import client_models
 from fedtailor.runs.run import Run
+from fedtailor.training import attacks
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.signals import Interrupted
 from fedtailor.training.simulate import simulate
@@ -63,6 +64,7 @@ __all__ = [
     "RunError",
     "Setup",
     "Unreliable",
+    "attacks",
     "client_models",
     "compare",
     "example_client",

@@ -35,7 +35,7 @@ TABLE_FILE = "table.json"  # in a client's folder
 _DUMMY_SAMPLES = 4  # generated samples to determine what a client will send
 SIMULATION_SETTINGS = (
     "engine", "actors", "actor_engine", "ray_address", "chunk_size", "schedule", "checkpoint_every", "unreliable",
-    "evaluate", "patience", "held_out_clients",
+    "attack", "evaluate", "patience", "held_out_clients",
 )  # fmt: skip
 _CHANGEABLE = ("address", "min_clients", "deadline", "retry", "participation", "evaluate_every", "max_failures")
 _MAX_CLASSES = 10**6

@@ -23,6 +23,7 @@ from fedtailor.experiments.own_parts import OwnData, OwnPart, part_types
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.runs.files import safe_file_name
+from fedtailor.training.attacks import ATTACKS
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.unreliable import Unreliable
 
@@ -35,9 +36,10 @@ _CLASSES: dict[str, list[type[Any]]] = {
     "unreliable": [Unreliable],
     "channel": [Channel],
     "robust": [Robust],
+    "attack": [*ATTACKS.values()],
     "network": [*NETWORKS.values()],
 }
-_NAMED_PARTS = ("method", "network", "data", "method.inner")
+_NAMED_PARTS = ("method", "network", "data", "attack", "method.inner")
 Axes = Mapping[str, list[Any]]  # dotted name of a setting -> its values
 Values = Mapping[str, Any]  # axis -> value, without fields that the method does not have
 

@@ -12,6 +12,7 @@ from fedtailor.core.metrics import METRICS, TARGETS
 from fedtailor.core.precision import Precision
 from fedtailor.core.robust import Robust
 from fedtailor.errors import ConfigError
+from fedtailor.training.attacks import Attack
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.participation import Participation
 from fedtailor.training.unreliable import Unreliable
@@ -91,6 +92,7 @@ class TrainingConfig:
     channel: Annotated[Channel, "how uploads are clipped, noised, sparsified, and quantized"] = field(
         default_factory=Channel
     )
+    attack: Annotated[Attack | None, "malicious clients of a simulation: see ft.attacks"] = None
     robust: Annotated[Robust, "how the server protects itself from uploads that spoil the model"] = field(
         default_factory=Robust
     )
@@ -118,6 +120,8 @@ class TrainingConfig:
         for name, value in given.items():
             if value is not None and self.engine != "ray":
                 raise ConfigError(f"{name} applies only to the engine 'ray', not to '{self.engine}'; omit it.")
+        if self.engine == "ray" and self.attack is not None:
+            raise ConfigError("An attack needs all uploads in one process; use another engine than 'ray'.")
         if self.engine == "ray" and self.chunk_size is not None and self.actor_engine != "vectorized":
             raise ConfigError("chunk_size applies only to vectorized clients; set actor_engine to 'vectorized' too.")
 

@@ -29,6 +29,7 @@ from fedtailor.runs.records import Record, Records
 from fedtailor.runs.run import FORMAT, Run
 from fedtailor.runs.toml import to_toml
 from fedtailor.training.architectures import renumber
+from fedtailor.training.attacks import Attack
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import RAY, EngineChoice
@@ -79,6 +80,7 @@ def simulate(
     unreliable: Unreliable | None = None,
     channel: Channel | None = None,
     robust: Robust | None = None,
+    attack: Attack | None = None,
     max_failures: float = 0.5,
     on_round_end: Callable[[Record], None] | None = None,
     folder: str | Path | None = None,
@@ -133,6 +135,7 @@ def simulate(
         unreliable: How often clients are unavailable, late, or drop out.
         channel: How uploads are clipped, noised, sparsified, and quantized.
         robust: How the server protects itself from uploads that spoil the model.
+        attack: Which clients are malicious, and what they upload: one of `ft.attacks`.
         max_failures: Fraction of a round's clients that may fail before the run stops.
         on_round_end: Function that is called with the record of every round.
         folder: New folder in which the run is saved. `ft.resume(folder)` continues the run after an interruption.
@@ -175,6 +178,7 @@ def simulate(
         unreliable=unreliable,
         channel=channel,
         robust=robust,
+        attack=attack,
     )
     folder = None if folder is None else Path(folder)
 
@@ -212,6 +216,8 @@ def make_config(**settings: Any) -> TrainingConfig:
     for name, part in parts.items():
         if plain.get(name) is not None and not isinstance(plain[name], type(part)):
             raise ConfigError(f"{name} must be an ft.{type(part).__name__}(...), got {plain[name]!r}.")
+    if not isinstance(plain.get("attack"), Attack | None):
+        raise ConfigError(f"attack must be one of ft.attacks, such as ft.attacks.Scaled(), got {plain['attack']!r}.")
     return TrainingConfig(**plain | {name: plain.get(name) or part for name, part in parts.items()})
 
 
@@ -319,6 +325,8 @@ def describe_config(config: TrainingConfig) -> dict[str, Any]:
     """Return the settings of a run by name, except those of the method, the network, and the data."""
     settings = {name: getattr(config, name) for name in TrainingConfig.__dataclass_fields__}
     tables = {name: dict(vars(part)) for name, part in settings.items() if isinstance(part, _PARTS)}
+    if config.attack is not None:
+        tables["attack"] = {"name": config.attack.name, **vars(config.attack)}
     return settings | tables | {"rounds": config.num_rounds}
 
 

@@ -70,6 +70,9 @@ def build_simulation(
     retain_freed_memory()
     if config.evaluate_global:
         method.check_global_model()
+    attack = None if method.pools_data else config.attack  # centralized training is a reference
+    malicious = [] if attack is None else attack.choose(fed.num_clients, config.seed)
+    fed = fed if attack is None else attack.poison_data(fed, malicious)
     samples = _split_samples(fed, config.validation, config.seed, config.torch_device)
     if config.patience is not None and not samples["validation"].sizes.any():
         raise DataError("No client has validation data, which patience needs; use a larger validation fraction.")
@@ -93,6 +96,8 @@ def build_simulation(
             method=method,
             setup=setup,
             channel=channel,
+            attack=attack,
+            malicious=frozenset(malicious),
             unreliable=Unreliable() if method.trains_every_round or method.pools_data else config.unreliable,
             schedule=schedule,
             names=fed.names,
@@ -216,6 +221,7 @@ def simulation_info(
                 **{split: int(sizes[split][client]) for split in ("train", "validation", "test")},
                 "classes": fed.class_counts(first.samples["train"][client].cpu()),
                 **_describe_network(clients, client),
+                **({"malicious": True} if client in first.malicious else {}),
             }
             for client in range(fed.num_clients)
         ],
