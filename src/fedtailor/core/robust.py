@@ -178,4 +178,5 @@ def _start(path: str, leaf: Tensor, sent: Any) -> Tensor:
 
 
 def _mix(weights: Tensor, leaf: Tensor) -> Tensor:
-    return torch.tensordot(weights.to(leaf), leaf, dims=1)
+    mixed: Tensor = torch.tensordot(weights.to(leaf), leaf, dims=1)
+    return mixed

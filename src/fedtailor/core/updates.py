@@ -112,7 +112,8 @@ def norms(stacked: Tree, exact: bool = True) -> Tensor | None:
     found = torch.stack([to_float64(torch.linalg.vector_norm(part, dim=1, dtype=dtype)) for part in flat])
     if not exact and not bool(found.isfinite().all()):  # a square is beyond the largest float32
         return norms(stacked)
-    return torch.linalg.vector_norm(found, dim=0)
+    total: Tensor = torch.linalg.vector_norm(found, dim=0)
+    return total
 
 
 def update_metrics(uploads: Tree, sent: Tree) -> Tree:

@@ -7,14 +7,14 @@ attacks on uploads know all uploads of the round, honest ones included: the wors
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedtailor.core.fields import Constraint, FractionBelow1, Positive, check_fields
-from fedtailor.core.trees import Tree
+from fedtailor.core.trees import Rows, Tree
 from fedtailor.core.updates import choose_rows, map_floats, map_pairs, norms, restore, scale_rows, updates
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError
@@ -34,9 +34,7 @@ class Attack:
 
     name: ClassVar[str]
 
-    clients: Annotated[_Clients, "the malicious clients; none: a fraction of all clients, which the seed chooses"] = (
-        None
-    )
+    clients: Annotated[_Clients, "the malicious clients; none: a fraction of all clients, chosen by the seed"] = None
     fraction: Annotated[FractionBelow1, "fraction of clients that are malicious, unless clients are listed"] = 0.2
 
     def __post_init__(self) -> None:
@@ -63,9 +61,7 @@ class Attack:
         for name, part in uploads.items():  # every named part by itself, as robust aggregation treats them
             before, own = {name: sent.get(name)}, {name: part}
             changed = self.forge(updates(own, before), malicious, clients, round)
-            forged = map_pairs(
-                lambda _, leaf, __: map_floats(torch.nan_to_num, leaf), map_pairs(restore, changed, before), {}
-            )
+            forged = map_pairs(_restore_finite, changed, before)
             found |= choose_rows(malicious, forged, own)
         return found
 
@@ -202,6 +198,11 @@ def little_is_enough_z(clients: int, malicious: int) -> float:
     supporters = clients // 2 + 1 - malicious
     share = (honest - supporters) / honest if honest else 0.5
     return NormalDist().inv_cdf(share) if 0.5 < share < 1 else 0.0
+
+
+def _restore_finite(path: str, changed: Tensor | Rows, sent: Any) -> Tensor | Rows:
+    """Return message + change; servers reject an upload that is not finite."""
+    return map_floats(torch.nan_to_num, restore(path, changed, sent))
 
 
 def _collude(changed: Tree, malicious: Tensor, choose: Callable[[Tensor], Tensor]) -> Tree:

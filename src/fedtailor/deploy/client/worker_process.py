@@ -17,7 +17,7 @@ import torch
 from fedtailor.core.trees import Tree
 from fedtailor.deploy.client.client_folder import ClientFolder, worker_file
 from fedtailor.deploy.client.worker import RoundRequest, Worker
-from fedtailor.deploy.messages import parse_message
+from fedtailor.deploy.messages import DivergedError, parse_message
 from fedtailor.errors import DeployError, FedTailorError, reason
 from fedtailor.experiments.deployment import deployment_digest
 from fedtailor.runs.files import make_private_folder, write_private
@@ -57,7 +57,7 @@ def answer(path: Path, kind: str, text: str, data: bytes) -> tuple[str, bytes]:
 
     The text of unexpected errors is written to this machine's log only, because it may quote data.
     """
-    name = "unknown"
+    name, diverged = "unknown", False
     try:
         folder = _open(path)
         name = folder.name
@@ -65,11 +65,11 @@ def answer(path: Path, kind: str, text: str, data: bytes) -> tuple[str, bytes]:
         return json.dumps(fields), b"" if upload is None else pack(upload)
     except FedTailorError as error:
         log.warning("%s", error)
-        problem = str(error)
+        problem, diverged = str(error), isinstance(error, DivergedError)
     except Exception as error:
         log.exception("The message could not be answered.")
         problem = f"{type(error).__name__}, see its log"
-    return json.dumps({"name": name, "error": problem}), b""
+    return json.dumps({"name": name, "error": problem, "diverged": diverged}), b""
 
 
 def _handle(folder: ClientFolder, kind: str, fields: dict[str, Any], tree: Tree) -> tuple[dict[str, Any], Tree | None]:

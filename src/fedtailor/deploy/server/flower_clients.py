@@ -15,7 +15,7 @@ from fedtailor.core.method import Setup
 from fedtailor.core.model import Model
 from fedtailor.core.trees import Params, Tree, repeat, stack, take
 from fedtailor.deploy.dummy_client import dummy_upload
-from fedtailor.deploy.messages import to_record
+from fedtailor.deploy.messages import DivergedError, to_record
 from fedtailor.deploy.server.mailbox import NoReplyError, SentMessages
 from fedtailor.deploy.server.membership import Member, Membership, read_reply
 from fedtailor.errors import DeployError, FedTailorError
@@ -136,7 +136,7 @@ class FlowerClients:
                 self._check_upload(client, upload, repeat(messages[client], 1), expected, number)
                 uploads[client] = upload
             except FedTailorError as error:
-                round_state.failures[client] = ClientFailure(str(error))
+                round_state.failures[client] = ClientFailure(str(error), diverged=isinstance(error, DivergedError))
             except NoReplyError as error:
                 round_state.missed[client] = str(error)
         replied = uploads.keys() | round_state.failures.keys() | round_state.missed.keys()
@@ -276,7 +276,7 @@ class FlowerClients:
             raise DeployError(f"its upload '{path}' cannot be decoded")
         decoded = channel.decode(stacked, sent, [client], number, secrets.token_bytes(32))
         for failure in find_non_finite([client], {"upload": mask_absent_rows(decoded)}).values():
-            raise DeployError(failure.reason)
+            raise DivergedError(failure.reason)
 
 
 def _read_scores(fields: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]]) -> dict[str, float]:
