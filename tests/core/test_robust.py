@@ -9,7 +9,7 @@ from torch import Tensor
 from conftest import error_message, same
 from fedtailor.core.robust import KINDS, Robust
 from fedtailor.core.trees import Rows, Tree, mean
-from fedtailor.core.updates import updates
+from fedtailor.core.updates import norms, updates
 
 POINTS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0], [1.0, 1.0], [1e6, -1e6]], dtype=torch.float64)
 MEANS = [rule for rule in KINDS if rule != "norm_bound"]
@@ -96,12 +96,19 @@ def test_mean_upload_of_clients_with_own_starts_withstands_an_outlier_among_them
     assert found["w"].flatten().tolist() == [1.5] * 3  # median start 1, median change 0.5
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("median", [3.0, 5.0]), ("trimmed_mean", [3.0, 5.0])])
-def test_rows_are_averaged_over_the_clients_that_have_them(kind: str, expected: list[float]) -> None:
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norm_of_values_whose_squares_overflow_is_finite(dtype: torch.dtype, exact: bool) -> None:
+    found = norms({"w": torch.tensor([[3e37, 4e37], [0.0, 0.0], [3.0, 4.0]], dtype=dtype)}, exact)
+    assert found is not None and found.tolist() == pytest.approx([5e37, 0, 5])
+
+
+@pytest.mark.parametrize("kind", ["median", "trimmed_mean"])
+def test_rows_are_averaged_over_the_clients_that_have_them(kind: str) -> None:
     values = torch.tensor([[[1.0], [0.0]], [[3.0], [4.0]], [[1e6], [6.0]]])
     present = torch.tensor([[True, False], [True, True], [True, True]])
     found: Tree = Robust(kind=kind).mean({"table": Rows(values, present)})  # type: ignore[arg-type]
-    assert found["table"].values.flatten().tolist() == expected and found["table"].present.tolist() == [True, True]
+    assert found["table"].values.flatten().tolist() == [3.0, 5.0] and found["table"].present.tolist() == [True, True]
     nobody = Robust(kind=kind).mean({"table": Rows(values, torch.zeros_like(present))})  # type: ignore[arg-type]
     assert not nobody["table"].present.any() and bool(nobody["table"].values.isfinite().all())
 

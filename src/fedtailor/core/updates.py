@@ -110,10 +110,15 @@ def norms(stacked: Tree, exact: bool = True) -> Tensor | None:
         return None
     dtype = float64_on(flat[0].device) if exact else None
     found = torch.stack([to_float64(torch.linalg.vector_norm(part, dim=1, dtype=dtype)) for part in flat])
-    if not exact and not bool(found.isfinite().all()):  # a square is beyond the largest float32
-        return norms(stacked)
+    if not bool(found.isfinite().all()):  # squares overflow, so divide by the largest value first
+        return _norm_of_large(torch.stack([_norm_of_large(part) for part in flat], 1))
     total: Tensor = torch.linalg.vector_norm(found, dim=0)
     return total
+
+
+def _norm_of_large(part: Tensor) -> Tensor:
+    largest = to_float64(part.abs().amax(1)).clamp(min=torch.finfo(float64_on(part.device)).tiny)
+    return largest * torch.linalg.vector_norm(to_float64(part) / largest[:, None], dim=1)
 
 
 def update_metrics(uploads: Tree, sent: Tree) -> Tree:
