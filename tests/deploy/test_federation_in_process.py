@@ -27,7 +27,13 @@ from fedtailor.deploy.selftest import read_personal_model
 from fedtailor.deploy.server import flower_clients
 from fedtailor.deploy.server.flower_clients import FlowerClients
 from fedtailor.deploy.server.operator_folder import enrolled_clients, mark_as_left, read_status
-from fedtailor.experiments.deployment import Deployment, make_deployment, read_deployment, with_client_network
+from fedtailor.experiments.deployment import (
+    Deployment,
+    make_deployment,
+    read_deployment,
+    with_client_network,
+    write_deployment,
+)
 from fedtailor.runs.reader import load_run
 from fedtailor.runs.run import MOMENTS, Run
 from fedtailor.runs.serialization import pack, unpack
@@ -328,7 +334,9 @@ def test_upload_that_spoils_the_model_is_named_when_others_diverge_and_after_res
 def test_robust_aggregation_withstands_an_upload_that_spoils_the_model(
     create: Callable[..., InProcessFederation],
 ) -> None:
-    federation = create(method="fedavg", rounds=4, robust={"kind": "median"})
+    federation = create(method="fedavg", rounds=4)
+    before = read_deployment(federation.folder)
+    write_deployment(federation.folder, replace(before, robust=ft.Robust(kind="median")))  # clients keep their bundles
     federation.grid.tamper = spoil(scale_upload)
     federation.run()
     records = load_run(federation.folder / "run").records

@@ -37,7 +37,9 @@ SIMULATION_SETTINGS = (
     "engine", "actors", "actor_engine", "ray_address", "chunk_size", "schedule", "checkpoint_every", "unreliable",
     "attack", "evaluate", "patience", "held_out_clients",
 )  # fmt: skip
-_CHANGEABLE = ("address", "min_clients", "deadline", "retry", "participation", "evaluate_every", "max_failures")
+_CHANGEABLE = (
+    "address", "min_clients", "deadline", "retry", "participation", "evaluate_every", "max_failures", "robust",
+)  # fmt: skip
 _MAX_CLASSES = 10**6
 
 
