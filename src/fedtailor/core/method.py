@@ -273,6 +273,21 @@ class Method:
         """
         return KINDS if self.mean_weights is not None else ("norm_bound",)
 
+    def check_robust(self, robust: Robust) -> None:
+        """Raise `ConfigError` if a rule of robust aggregation cannot protect this server."""
+        if not robust.is_on or self.pools_data:
+            return
+        name = self.display_name
+        if self.sequential_clients:
+            raise ConfigError(f"{name} processes clients one at a time, so robust.kind has none to compare; remove it.")
+        if robust.kind not in self.robust_kinds:
+            kinds = " or ".join(map(repr, self.robust_kinds))
+            own = "" if is_built_in(type(self)) else ", or declare robust_kinds if it averages with exchange.mean"
+            raise ConfigError(
+                f"{name} uses more of the uploads than their mean, so robust.kind '{robust.kind}' does not protect it; "
+                f"use {kinds}{own}."
+            )
+
     # Server hooks. They run as ordinary Python, with trees stacked over the clients of the round.
 
     def init_server(self, setup: Setup) -> Tree:

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fedtailor.core.code_reference import is_built_in
 from fedtailor.core.fields import Constraint, Positive, check_fields
 from fedtailor.core.robust_rules import (
     geometric_median_weights,
@@ -18,10 +17,6 @@ from fedtailor.core.robust_rules import (
 )
 from fedtailor.core.trees import Rows, Tree, add, leaves, map_leaves, repeat, sub, take
 from fedtailor.core.updates import choose_rows, float_values, map_pairs, norms, reference, restore, scale_rows, updates
-from fedtailor.errors import ConfigError
-
-if TYPE_CHECKING:
-    from fedtailor.core.method import Method
 
 Kind = Literal["none", "median", "trimmed_mean", "multi_krum", "geometric_median", "norm_bound"]
 KINDS: tuple[str, ...] = get_args(Kind)[1:]
@@ -49,7 +44,9 @@ class Robust:
     fraction: Annotated[
         _Share, "share of malicious clients that trimmed_mean and multi_krum withstand, rounded up to a number"
     ] = 0.2
-    bound: Annotated[Positive, "maximum norm of an update under norm_bound, in median norms of the round's updates"] = 2
+    bound: Annotated[Positive, "maximum norm of an update under norm_bound, in median norms of the round's updates"] = (
+        2.0
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, "robust.")
@@ -63,21 +60,6 @@ class Robust:
     def replaces_mean(self) -> bool:
         """Whether another value takes the place of the mean of uploads."""
         return self.kind not in ("none", "norm_bound")
-
-    def check(self, method: "Method") -> None:
-        """Raise `ConfigError` if this rule cannot protect the server of a method."""
-        if not self.is_on or method.pools_data:
-            return
-        name = method.display_name
-        if method.sequential_clients:
-            raise ConfigError(f"{name} processes clients one at a time, so robust.kind has none to compare; remove it.")
-        if self.kind not in method.robust_kinds:
-            kinds = " or ".join(map(repr, method.robust_kinds))
-            own = "" if is_built_in(type(method)) else ", or declare robust_kinds if it averages with exchange.mean"
-            raise ConfigError(
-                f"{name} uses more of the uploads than their mean, so robust.kind '{self.kind}' does not protect it; "
-                f"use {kinds}{own}."
-            )
 
     def malicious(self, clients: int) -> int:
         """Return the assumed number of malicious clients among those of a round.

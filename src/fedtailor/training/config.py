@@ -12,7 +12,7 @@ from fedtailor.core.metrics import METRICS, TARGETS
 from fedtailor.core.precision import Precision
 from fedtailor.core.robust import Robust
 from fedtailor.errors import ConfigError
-from fedtailor.training.attacks import Attack
+from fedtailor.training.attacks import ATTACKS, Attack
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.participation import Participation
 from fedtailor.training.unreliable import Unreliable
@@ -92,7 +92,7 @@ class TrainingConfig:
     channel: Annotated[Channel, "how uploads are clipped, noised, sparsified, and quantized"] = field(
         default_factory=Channel
     )
-    attack: Annotated[Attack | None, "malicious clients of a simulation: see ft.attacks"] = None
+    attack: Annotated[Attack | None, f"what malicious clients of a simulation do: {', '.join(ATTACKS)}"] = None
     robust: Annotated[Robust, "how the server protects itself from uploads that spoil the model"] = field(
         default_factory=Robust
     )
@@ -112,7 +112,7 @@ class TrainingConfig:
     def check_method(self, method: Method) -> None:
         """Raise `ConfigError` if the channel or the robust aggregation cannot be used with a method."""
         self.channel.check(method)
-        self.robust.check(method)
+        method.check_robust(self.robust)
 
     def _check_actors(self) -> None:
         """Raise `ConfigError` if settings of the engine 'ray' are given for another engine."""

@@ -20,6 +20,7 @@ from fedtailor.experiments.parsing import field_help, first_line
 from fedtailor.methods import METHODS
 from fedtailor.methods.catalog import catalog
 from fedtailor.networks import NETWORKS
+from fedtailor.training.attacks import ATTACKS
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.engines import ENGINES, RAY
 from fedtailor.training.participation import make_schedule
@@ -34,6 +35,7 @@ _SECTIONS: dict[str, tuple[str, type[Any]]] = {  # tables of an experiment with 
 _CHOICES = {  # string fields that accept only these values
     "partition": [*PARTITIONS, BY_OWNER, BY_INDICES],
     "engine": ["auto", *ENGINES, RAY],
+    "attack": ["none", *ATTACKS],
 }
 _FAST_DATASETS = ("digits",)  # data sets that load immediately, so that an experiment can be checked on its data
 _MAX_FIELDS = 400  # of a submitted form
