@@ -10,7 +10,7 @@ import torch
 from fedtailor.core.batch import as_parts
 from fedtailor.core.system import deterministic, limit_cores, retain_freed_memory
 from fedtailor.core.trees import Tree, map_leaves, mean, stack
-from fedtailor.core.updates import UPDATE_NORM, update_metrics
+from fedtailor.core.updates import UPDATE_NORM, norms, updates
 from fedtailor.errors import RunError, reason
 from fedtailor.runs.records import Values
 from fedtailor.training.channel.payload import count_bytes
@@ -191,9 +191,9 @@ class ShardWorker:
         first, own = self._groups[0], results.clients
         received = first.channel.decode(results.encoded, results.sent, own, number, first.shared.seed)
         sizes = first.setup.sizes[own] if weights == "size" else None
-        norm = {name: found for name, found in update_metrics(received, results.sent).items() if name == UPDATE_NORM}
+        lengths = norms(updates(received, results.sent), exact=False)  # cosines would need the mean of all actors
         found = float(len(own) if sizes is None else sizes.sum()), Packet.pack(mean(received, sizes))
-        return found, results.client_metrics | norm
+        return found, results.client_metrics | ({} if lengths is None else {UPDATE_NORM: lengths})
 
     def mean_upload(self) -> Mean | None:
         """Return the mean of the uploads of the latest cohort."""
