@@ -113,14 +113,17 @@ def print_table(method: str, found: Mapping[tuple[str, str], float]) -> None:
     rules = [rule for rule in RULES if any(row == rule for row, _ in found)]
     attacks = [attack for attack in ATTACK_NAMES if any(column == attack for _, column in found)]
     print(f"\n### {METHODS[method]().display_name}\n")
-    print_row(["rule", *(attack.replace("_", " ") for attack in attacks)])
-    print_row(["---"] * (len(attacks) + 1))
-    for rule in rules:
-        values = [found.get((rule, attack)) for attack in attacks]
-        print_row([f"`{rule}`", *("" if v is None else f"{100 * v:.1f}" if isfinite(v) else "–" for v in values)])
+    print_row(["rule", *(attack.replace("_", " ") for attack in attacks), "largest loss"])
+    print_row(["---"] * (len(attacks) + 2))
     clean = found["none", "none"]
+    for rule in rules:
+        values = [found.get((rule, attack), float("nan")) for attack in attacks]
+        shown = [f"{100 * v:.1f}" if isfinite(v) else "–" for v in values]
+        lost = f"{100 * (clean - min(values)):.1f}" if all(map(isfinite, values)) else "–"
+        print_row([f"`{rule}`", *shown, lost])
     losses = [100 * (clean - max(v for rule in rules if isfinite(v := found[rule, attack]))) for attack in attacks]
-    print_row(["*loss with the best rule*", *(f"{loss:.1f}{'' if loss < GOAL else ' (!)'}" for loss in losses)])
+    shown = [f"{loss:.1f}" if loss < GOAL else f"**{loss:.1f}**" for loss in losses]
+    print_row(["*loss with the best rule*", *shown, ""])
 
 
 def print_row(cells: Sequence[str]) -> None:
