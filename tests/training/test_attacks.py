@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import fedtailor as ft
 from conftest import all_same, error_message, same, tiny_federation
+from fedtailor.analysis.rows import run_rows
 from fedtailor.core.trees import Tree
 from fedtailor.experiments.deployment import make_deployment
 from fedtailor.experiments.experiment import make_experiment
@@ -131,3 +132,12 @@ def test_attacks_are_for_simulations_in_one_process() -> None:
     assert "attack applies only to simulations" in error_message(lambda: make_deployment({"attack": "scaled"}))
     assert "one process" in error_message(lambda: make_experiment({"attack": "scaled", "engine": "ray"}))
     assert all(kind.name == name for name, kind in ATTACKS.items())
+
+
+def test_rows_to_paste_have_columns_for_honest_clients(net: nn.Module) -> None:
+    attack = ft.attacks.SignFlipped(clients=[0, 2])
+    run = ft.simulate(ft.methods.FedAvg(), net, tiny_federation(), rounds=1, dtype="float64", attack=attack)
+    found = run.summary()["trained"]["last"]["honest"]
+    row = next(row for row in run_rows(run) if (row["moment"], row["choice"]) == ("trained", "last"))
+    assert (row["honest"], row["honest_client_mean"]) == (found["weighted"], found["mean"])
+    assert all(not isinstance(value, dict) for value in row.values())
