@@ -82,7 +82,7 @@ def test_page_of_a_paper_has_its_claims_and_tables(name: str) -> None:
 GUIDES = (
     "compare", "data", "engines", "methods/averaged", "methods/selffl", "runs", "channel", "deploy", "models", "report",
     "trackers", "notebooks", "numbers", "networks", "training", "losses", "splits", "heart", "papers", "tables",
-    "hospitals", "cluster", "papers/fedapa", "papers/fedapm", "papers/fedlag",
+    "hospitals", "cluster", "robust", "papers/fedapa", "papers/fedapm", "papers/fedlag",
 )  # fmt: skip
 PAGES = ["README", "CONTRIBUTING", *(f"docs/{page}" for page in GUIDES)]
 

@@ -18,6 +18,7 @@ from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.metrics import Metric
 from fedtailor.core.model import Model, wrap
+from fedtailor.core.robust import Robust
 from fedtailor.data.datasets import load
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DataError, DeployError, FedTailorError, RunError
@@ -25,6 +26,7 @@ from fedtailor.experiments.example_client import example_client
 from fedtailor.networks import network
 from fedtailor.networks.client_models import client_models
 from fedtailor.runs.run import Run
+from fedtailor.training import attacks
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.signals import Interrupted
 from fedtailor.training.simulate import simulate
@@ -57,10 +59,12 @@ __all__ = [
     "Method",
     "Metric",
     "Model",
+    "Robust",
     "Run",
     "RunError",
     "Setup",
     "Unreliable",
+    "attacks",
     "client_models",
     "compare",
     "example_client",

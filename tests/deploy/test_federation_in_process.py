@@ -27,7 +27,13 @@ from fedtailor.deploy.selftest import read_personal_model
 from fedtailor.deploy.server import flower_clients
 from fedtailor.deploy.server.flower_clients import FlowerClients
 from fedtailor.deploy.server.operator_folder import enrolled_clients, mark_as_left, read_status
-from fedtailor.experiments.deployment import Deployment, make_deployment, read_deployment, with_client_network
+from fedtailor.experiments.deployment import (
+    Deployment,
+    make_deployment,
+    read_deployment,
+    with_client_network,
+    write_deployment,
+)
 from fedtailor.runs.reader import load_run
 from fedtailor.runs.run import MOMENTS, Run
 from fedtailor.runs.serialization import pack, unpack
@@ -52,7 +58,7 @@ def simulated(
         schedule=schedule,
         validation=deployment.validation, channel=deployment.channel, evaluate_every=deployment.evaluate_every,
         augmentation=deployment.augmentation, metrics=deployment.metrics, evaluate_train=deployment.evaluate_train,
-        evaluate_global=deployment.evaluate_global,
+        evaluate_global=deployment.evaluate_global, robust=deployment.robust,
     )  # fmt: skip
 
 
@@ -139,6 +145,8 @@ def test_balanced_class_weights_are_rejected_because_the_server_sees_no_labels()
         {"method": "ditto", "metrics": ["weighted_f1", "auc"], "evaluate_train": True, "evaluate_global": True},
         {"method": "fedavg", "class_weights": [1.0, 5.0, 0.5], "metrics": ["balanced_accuracy", "average_precision"]},
         {"method": "ditto", "dtype": "float32", "precision": "bf16"},
+        {"method": "scaffold", "robust": {"kind": "median"}},
+        {"method": "fedapa", "robust": {"kind": "norm_bound", "bound": 1.0}},
     ],
     ids=[
         "one by one",
@@ -152,6 +160,8 @@ def test_balanced_class_weights_are_rejected_because_the_server_sees_no_labels()
         "extra evaluation",
         "class weights",
         "bfloat16",
+        "median",
+        "norm bound",
     ],
 )
 def test_run_with_other_settings_gives_same_models_as_simulation(
@@ -302,6 +312,37 @@ def test_invalid_reply_is_rejected_with_reason_and_does_not_affect_others(
     assert schedule == [[0, 1, 2], [0, 2], [0, 1, 2]]
     # bob continues from the state before the round that did not count
     check_same_models(federation, simulated(read_deployment(federation.folder), clients(), schedule))
+
+
+def scale_upload(fields: dict[str, Any], tree: Tree) -> None:
+    tree["params"] = {name: 1e200 * leaf for name, leaf in tree["params"].items()}
+
+
+def test_upload_that_spoils_the_model_is_named_when_others_diverge_and_after_resume(
+    create: Callable[..., InProcessFederation],
+) -> None:
+    """The upload is finite, so it is accepted; in the next round, all clients get NaN from the model they receive."""
+    federation = create(method="fedavg", rounds=4)
+    federation.grid.tamper = spoil(scale_upload)
+    for _ in range(2):
+        message = error_message(federation.run)
+        assert "In round 3, 0 of 3 clients delivered (ann: it reported: Nothing is sent" in message
+        assert "in round 2, the update of bob was" in message and "robust.kind" in message
+        assert "in round 2, the update of bob was" in read_status(federation.folder)["reason"]
+
+
+def test_robust_aggregation_withstands_an_upload_that_spoils_the_model(
+    create: Callable[..., InProcessFederation],
+) -> None:
+    federation = create(method="fedavg", rounds=4)
+    before = read_deployment(federation.folder)
+    write_deployment(federation.folder, replace(before, robust=ft.Robust(kind="median")))  # clients keep their bundles
+    federation.grid.tamper = spoil(scale_upload)
+    federation.run()
+    records = load_run(federation.folder / "run").records
+    norms = records[1]["per_client"]["update_norm"]
+    assert norms[1] > 1e150 * norms[0] and records[-1]["clients"] == [0, 1, 2] and records[-1]["failed"] == {}
+    assert all(leaf.abs().max() < 10 for leaf in load_run(federation.folder / "run").server["params"].values())
 
 
 def test_client_without_reply_is_late_and_continues_from_state_before(

@@ -1,6 +1,6 @@
 """Results as plain rows, for CSV, JSON, and pandas: scores are fractions, sizes bytes, and times seconds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
@@ -69,6 +69,7 @@ def seed_rows(group: Comparison) -> list[Row]:
             row |= {"score": summary.score(), **{moment: summary.score(moment) for moment in ("trained", "received")}}
             last = summary.run.summarize(summary.ranked_by) or {}
             row |= {column: last.get(statistic) for column, statistic in _STATISTICS.items()}
+            row |= _honest(last.get("honest"))
             for name, values in last.get("metrics", {}).items():
                 row |= {name: values["weighted"], f"{name}_client_mean": values["mean"]}
             row |= {key: summary.run.total(key) for key in ("bytes_up", "bytes_down", "seconds")}
@@ -115,8 +116,14 @@ def run_rows(run: Run) -> list[Row]:
         for choice in CHOICES:
             if (summary := run.summarize(moment, choice)) is not None:
                 metrics = {name: values["weighted"] for name, values in summary.pop("metrics").items()}
-                rows.append({"moment": moment, "choice": choice, **summary, **metrics})
+                honest = _honest(summary.pop("honest", None))
+                rows.append({"moment": moment, "choice": choice, **summary, **honest, **metrics})
     return rows
+
+
+def _honest(found: Mapping[str, Any] | None) -> Row:
+    """Return the scores of honest clients, if some clients were malicious."""
+    return {} if found is None else {"honest": found["weighted"], "honest_client_mean": found["mean"]}
 
 
 def over_seeds(runs: Sequence[Run], moment: str, statistic: str, metric: str | None = None) -> list[float]:

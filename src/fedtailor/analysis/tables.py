@@ -32,12 +32,17 @@ def run_table(run: Run) -> Table:
     table.add_row("round", *(str(summary["round"]) for summary in chosen.values()))
     for statistic, label in _STATISTICS.items():
         table.add_row(label, *(_value(run.info["score"], summary[statistic]) for summary in chosen.values()))
+    if run.malicious_clients:
+        for statistic, label in (("weighted", "honest clients"), ("mean", "mean of honest clients")):
+            table.add_row(label, *(_value(run.info["score"], s["honest"][statistic]) for s in chosen.values()))
     for name in (others := other_metric_names([run])):
         shown = (_value(name, summary["metrics"][name]["weighted"]) for summary in chosen.values())
         table.add_row(ScoreFormat(name).name, *shown)
     up, down = (format_megabytes(run.total(name)) for name in ("bytes_up", "bytes_down"))
     diverged = run.records[-1].get("diverged", [])
     table.caption = f"{len(diverged)} clients diverged: try a smaller lr. " if diverged else ""
+    if malicious := run.malicious_clients:
+        table.caption += f"{len(malicious)} of {run.num_clients} clients were malicious. "
     table.caption += _failures(run)
     table.caption += _as_sentence(early_stopping_note([run]))
     precision = run.experiment.get("precision", "float32")

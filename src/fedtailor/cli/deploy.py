@@ -20,6 +20,7 @@ from fedtailor.cli.deployed_code import (
 )
 from fedtailor.cli.listing import ANY_FLAG, flags_help
 from fedtailor.core.augmentation import Augmentation
+from fedtailor.core.robust import Robust
 from fedtailor.deploy.client import supernode
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.dummy_client import preview_payload
@@ -46,7 +47,7 @@ deploy = typer.Typer(help="Run real federations on Flower.", no_args_is_help=Tru
 _POLL_INTERVAL = 1.0  # seconds between reads of a run's status
 _FLOWER_CHECK_INTERVAL = 30.0  # seconds between checks whether Flower still runs the run; each one starts a process
 _ACTIVE = ("starting", "running", "waiting")
-_PARTS = {"": Deployment, "inputs": Inputs, "augmentation": Augmentation, "channel": Channel}
+_PARTS = {"": Deployment, "inputs": Inputs, "augmentation": Augmentation, "channel": Channel, "robust": Robust}
 _FLAGS_HELP = flags_help("a deployment", _PARTS, hidden=(*SIMULATION_SETTINGS, "device", "code"))
 Folder = Annotated[Path, typer.Argument(help="the operator's folder")]
 Follow = Annotated[bool, typer.Option("--follow", help="show the progress until the run ends")]

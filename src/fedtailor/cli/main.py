@@ -19,6 +19,7 @@ from fedtailor.cli.show import show
 from fedtailor.cli.sweep import sweep
 from fedtailor.cli.tables import tables
 from fedtailor.core.augmentation import Augmentation
+from fedtailor.core.robust import Robust
 from fedtailor.data.dataset import PartitionedData
 from fedtailor.errors import ConfigError, FedTailorError
 from fedtailor.experiments.experiment import Experiment
@@ -44,6 +45,7 @@ _parts = {
     "augmentation": Augmentation,
     "unreliable": Unreliable,
     "channel": Channel,
+    "robust": Robust,
 }
 _flags_help = flags_help("an experiment", _parts)
 for _command, _arguments in _WITH_FLAGS.items():

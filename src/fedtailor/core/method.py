@@ -6,7 +6,7 @@ what `send` and `train` return.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from torch import Tensor
@@ -16,8 +16,9 @@ from fedtailor.core.client_context import ClientContext
 from fedtailor.core.code_reference import is_built_in
 from fedtailor.core.fields import check_fields
 from fedtailor.core.model import Inputs, Model
+from fedtailor.core.robust import KINDS, Robust
 from fedtailor.core.training_settings import TrainingSettings
-from fedtailor.core.trees import Params, Tree, grow, repeat
+from fedtailor.core.trees import Params, Tree, grow, mean, repeat
 from fedtailor.errors import ConfigError
 
 
@@ -61,6 +62,19 @@ class Exchange:
     sent: Tree
     received: Tree
     total_size: Tensor  # training samples of all clients
+    robust: Robust = field(default_factory=Robust)  # the rule by which `mean` averages
+
+    def mean(self, stacked: Tree, weights: Tensor | None = None) -> Tree:
+        """Return the mean over the clients of the round, or what the run's setting `robust` puts in its place, in which
+        all clients count the same."""
+        return self.robust.mean(stacked) if self.robust.replaces_mean else mean(stacked, weights)
+
+    def for_method(self, method: "Method") -> "Exchange":
+        """Return the round as the server of a method sees it: one that uses only the mean of the uploads
+        (`mean_weights`) gets the robust mean in all rows, if the setting `robust` replaces means."""
+        if not self.robust.replaces_mean or method.mean_weights is None:
+            return self
+        return replace(self, received=self.robust.mean_upload(self.received, self.sent), robust=Robust())
 
 
 _PERSONAL_HOOKS = ("init_client", "send", "serve", "personalize", "trained", "logits")  # what can make models differ
@@ -118,7 +132,8 @@ class Method:
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Give the class the short `repr`, and set `personal` to False for a method that does not declare it and makes
-        no model of a client's own. `mean_weights` of a built-in base class do not hold for a user's own `receive`."""
+        no model of a client's own. `mean_weights` and `robust_kinds` of a built-in base class do not hold for a user's
+        own `receive`."""
         super().__init_subclass__(**options)
         if "__repr__" not in vars(cls):
             cls.__repr__ = Method.__repr__  # type: ignore[method-assign]  # dataclass would write all fields
@@ -132,6 +147,8 @@ class Method:
             and not is_built_in(cls)
         ):
             cls.mean_weights = None  # type: ignore[assignment, method-assign]
+        if "receive" in vars(cls) and "robust_kinds" not in vars(cls) and not is_built_in(cls):
+            cls.robust_kinds = Method.robust_kinds  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         """Check the fields; those that `LocalTraining` also has satisfy its constraints in any method."""
@@ -241,6 +258,35 @@ class Method:
     def uses_plain_mean(self) -> bool:
         """Whether `receive` uses only the unweighted mean of the uploads, which `Channel(trusted=True)` requires."""
         return self.mean_weights == "uniform"
+
+    @property
+    def robust_kinds(self) -> tuple[str, ...]:
+        """The kinds of robust aggregation (`ft.Robust`) that protect this server.
+
+        A norm bound changes the uploads before `receive` sees them, so it fits every server. The other kinds replace
+        means: they fit if `mean_weights` are declared, or if `receive` takes all its means over clients with
+        `exchange.mean`; such a method returns `KINDS` of `core/robust.py` here.
+
+        >>> from fedtailor.methods import FedAMP, FedAvg
+        >>> "median" in FedAvg().robust_kinds, FedAMP().robust_kinds
+        (True, ('norm_bound',))
+        """
+        return KINDS if self.mean_weights is not None else ("norm_bound",)
+
+    def check_robust(self, robust: Robust) -> None:
+        """Raise `ConfigError` if a rule of robust aggregation cannot protect this server."""
+        if not robust.is_on or self.pools_data:
+            return
+        name = self.display_name
+        if self.sequential_clients:
+            raise ConfigError(f"{name} processes clients one at a time, so robust.kind has none to compare; remove it.")
+        if robust.kind not in self.robust_kinds:
+            kinds = " or ".join(map(repr, self.robust_kinds))
+            own = "" if is_built_in(type(self)) else ", or declare robust_kinds if it averages with exchange.mean"
+            raise ConfigError(
+                f"{name} uses more of the uploads than their mean, so robust.kind '{robust.kind}' does not protect it; "
+                f"use {kinds}{own}."
+            )
 
     # Server hooks. They run as ordinary Python, with trees stacked over the clients of the round.
 

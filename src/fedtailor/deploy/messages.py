@@ -18,6 +18,10 @@ from fedtailor.runs.serialization import pack, unpack
 _MAX_FIELDS_LENGTH = 2**20  # characters; enough for the sizes of 100,000 clients
 
 
+class DivergedError(DeployError):
+    """A client's results have NaN or infinity."""
+
+
 def to_record(fields: Mapping[str, Any], tree: Tree | None = None) -> RecordDict:
     """Return the content of a message.
 

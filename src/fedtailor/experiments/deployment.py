@@ -51,12 +51,12 @@ DEPLOYMENT_FILE = "deployment.toml"
 TABLE_FILE = "table.json"  # in a client's folder
 SIMULATION_SETTINGS = (
     "engine", "actors", "actor_engine", "ray_address", "chunk_size", "schedule", "checkpoint_every", "unreliable",
-    "evaluate", "patience", "held_out_clients",
+    "attack", "evaluate", "patience", "held_out_clients",
 )  # fmt: skip
 _SERVER_SETTINGS = (  # in addition to those of a simulation
     "address", "min_clients", "deadline", "retry", "keep_checkpoints", "suspend_after", "outlier_factor",
 )  # fmt: skip
-_CHANGEABLE = (*_SERVER_SETTINGS, "participation", "evaluate_every", "max_failures")
+_CHANGEABLE = (*_SERVER_SETTINGS, "participation", "evaluate_every", "max_failures", "robust")
 
 
 def _is_address(address: str) -> bool:
@@ -112,7 +112,7 @@ class Deployment(TrainingConfig):
             raise ConfigError(f"measure_drift {why}; remove it, or simulate the federation.")
         if self.evaluate_global:
             self.method.check_global_model()
-        self.channel.check(self.method)
+        self.check_method(self.method)
         self.augmentation.check(self.inputs.shape)
         if self.class_weights == "balanced":
             fix = "add up the clients' numbers, and set class_weights to one number per class"

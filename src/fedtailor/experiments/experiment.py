@@ -10,7 +10,7 @@ name = "digits"
 name = "mlp"
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,6 +30,7 @@ from fedtailor.networks import multimodal_networks, network
 from fedtailor.networks.layers import Network
 from fedtailor.runs.records import Record
 from fedtailor.runs.run import Run
+from fedtailor.training.attacks import ATTACKS
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.simulate import check_fit, describe_run, train
 
@@ -87,10 +88,17 @@ def make_experiment(settings: NestedSettings, consent: CodeConsent = NO_CONSENT)
     check_settings(settings, "The experiment")
     rest = dict(settings)
     parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg", consent)}
+    parts |= {"attack": build_named("attack", _or_none(rest.pop("attack", {})), ATTACKS, None)}
     parts |= {"network": build_networks(rest.pop("network", {}), consent)}
     parts |= {"data": build_data(rest.pop("data", {}), consent)}
     experiment: Experiment = build_dataclass(Experiment, rest | parts, "the experiment")
     return experiment
+
+
+def _or_none(attack: Any) -> Any:
+    """Return the settings of an attack; a flag or a sweep writes "none" for no attack."""
+    name = attack.get("name") if isinstance(attack, Mapping) else attack
+    return {} if str(name).lower() == "none" else attack
 
 
 def _default_network(fed: Federation) -> str:

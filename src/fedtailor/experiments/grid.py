@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from fedtailor.analysis.formatting import format_value
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.code_reference import short_name
+from fedtailor.core.robust import Robust
 from fedtailor.data.dataset import Data
 from fedtailor.data.datasets import DATASETS
 from fedtailor.errors import ConfigError, FedTailorError
@@ -22,6 +23,7 @@ from fedtailor.experiments.own_parts import OwnData, OwnPart, part_types
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS
 from fedtailor.runs.files import safe_file_name
+from fedtailor.training.attacks import ATTACKS
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.unreliable import Unreliable
 
@@ -33,9 +35,11 @@ _CLASSES: dict[str, list[type[Any]]] = {
     "augmentation": [Augmentation],
     "unreliable": [Unreliable],
     "channel": [Channel],
+    "robust": [Robust],
+    "attack": [*ATTACKS.values()],
     "network": [*NETWORKS.values()],
 }
-_NAMED_PARTS = ("method", "network", "data", "method.inner")
+_NAMED_PARTS = ("method", "network", "data", "attack", "method.inner")
 Axes = Mapping[str, list[Any]]  # dotted name of a setting -> its values
 Values = Mapping[str, Any]  # axis -> value, without fields that the method does not have
 

@@ -20,6 +20,7 @@ from fedtailor.experiments.parsing import NestedSettings, build_named, named_set
 from fedtailor.methods import METHODS
 from fedtailor.networks import NETWORKS, network
 from fedtailor.networks.layers import Network
+from fedtailor.training.attacks import ATTACKS
 
 _ANY = inspect.Parameter.VAR_KEYWORD
 _RESPLIT = ("repeat", "folds")  # of any data: `Federation.resplit`
@@ -125,7 +126,7 @@ def part_types(part: str, name: str, consent: CodeConsent = NO_CONSENT) -> dict[
         return {parameter: hints.get(parameter, Any) for parameter in _settings_of(part, name, function)}
     if is_reference(name):
         return _field_types(consent.load_method(part, name))
-    known: dict[str, Mapping[str, type[Any]]] = {"network": NETWORKS, "data": DATASETS}
+    known: dict[str, Mapping[str, type[Any]]] = {"network": NETWORKS, "data": DATASETS, "attack": ATTACKS}
     kind = known.get(part, METHODS).get(name)
     return {} if kind is None else _field_types(kind)
 

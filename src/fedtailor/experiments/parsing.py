@@ -30,7 +30,7 @@ def build_dataclass(
     for key, value in values.items():
         if key not in known:
             raise unknown_name(f"field of {name}", key, known)
-        if key in ("method", "data", "network") and not prefix:
+        if key in ("method", "data", "network", "attack") and not prefix:
             made[key] = value
             continue
         if is_dataclass(hints[key]) and not issubclass(hints[key], Method) and isinstance(value, Mapping):

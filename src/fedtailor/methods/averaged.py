@@ -64,6 +64,10 @@ class Averaged(Method):
     def mean_weights(self) -> ClientWeights | None:
         return self.inner.mean_weights
 
+    @property
+    def robust_kinds(self) -> tuple[str, ...]:
+        return self.inner.robust_kinds
+
     def init_server(self, setup: Setup) -> Tree:
         return self.inner.init_server(setup)
 

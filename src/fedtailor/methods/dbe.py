@@ -14,7 +14,8 @@ from fedtailor.core.fields import FractionAbove0, NonNegative
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.model import Inputs, Model
-from fedtailor.core.trees import Rows, Tree, mean, repeat
+from fedtailor.core.robust import KINDS
+from fedtailor.core.trees import Rows, Tree, repeat
 from fedtailor.methods._shared.feature_layers import zero_feature
 
 
@@ -72,12 +73,16 @@ class DBE(WeightedMethod, LocalTraining):
         new = {"memory": end["memory"], "consensus": consensus, "optimizer": kept}
         return {name: new[name] for name in state}, upload
 
+    @property
+    def robust_kinds(self) -> tuple[str, ...]:
+        return KINDS
+
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         weights = self.round_weights(exchange)
-        new = server | {"params": mean(exchange.received["params"], weights)}
+        new = server | {"params": exchange.mean(exchange.received["params"], weights)}
         if exchange.round == 1:
             means = {"consensus": exchange.received["mean"].values[:, 0]}
-            return new | mean(means, weights)  # z̄^g
+            return new | exchange.mean(means, weights)  # z̄^g
         participants = torch.tensor(exchange.clients, device=server["has_consensus"].device)
         return new | {"has_consensus": server["has_consensus"].index_fill(0, participants, True)}
 

@@ -12,7 +12,8 @@ from fedtailor.core.client_weights import AveragingMethod, ClientWeights
 from fedtailor.core.fields import NonNegativeInt, Positive
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Setup
-from fedtailor.core.trees import Params, Tree, dot, mean
+from fedtailor.core.robust import KINDS
+from fedtailor.core.trees import Params, Tree, dot
 from fedtailor.methods._shared.class_statistics import pick_rows, prototypes
 
 _Weights = Annotated[Literal["fisher", "size", "uniform"], "client weights: F_i, number of samples, or uniform"]
@@ -59,6 +60,10 @@ class FedAS(AveragingMethod, LocalTraining):
     def mean_weights(self) -> ClientWeights | None:
         return None if self.weights == "fisher" else self.weights
 
+    @property
+    def robust_kinds(self) -> tuple[str, ...]:
+        return KINDS
+
     def round_weights(self, exchange: Exchange) -> Tensor | None:
         if self.weights != "fisher":
             return super().round_weights(exchange)
@@ -67,7 +72,7 @@ class FedAS(AveragingMethod, LocalTraining):
         return weights
 
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
-        return {"params": mean(exchange.received["params"], self.round_weights(exchange))}
+        return {"params": exchange.mean(exchange.received["params"], self.round_weights(exchange))}
 
     def personalize(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         return {**state["params"]}

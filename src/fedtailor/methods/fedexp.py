@@ -11,7 +11,8 @@ from fedtailor.core.client_weights import ClientWeights, WeightedMethod
 from fedtailor.core.fields import Positive
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Setup
-from fedtailor.core.trees import Tree, add, dot, mean, repeat, scale, squared_norms, sub
+from fedtailor.core.robust import KINDS
+from fedtailor.core.trees import Tree, add, dot, repeat, scale, squared_norms, sub
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class FedExP(WeightedMethod, LocalTraining):
     ] = True
     personal: ClassVar[bool] = False
     keeps_optimizer: ClassVar[bool] = True
+
+    @property
+    def robust_kinds(self) -> tuple[str, ...]:
+        return KINDS
 
     def init_server(self, setup: Setup) -> Tree:
         return {"params": setup.params, "previous": setup.params}
@@ -50,10 +55,10 @@ class FedExP(WeightedMethod, LocalTraining):
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         given = self.round_weights(exchange)
         weights = torch.ones_like(exchange.sizes) if given is None else given
-        average, trainable = mean(exchange.received["params"], weights), exchange.model.trainable
+        average, trainable = exchange.mean(exchange.received["params"], weights), exchange.model.trainable
         updates = trainable(sub(exchange.received["params"], exchange.sent["params"]))  # Δ_i
         update = trainable(sub(average, server["params"]))  # Δ
-        squared_norm = mean({"mean": squared_norms(updates)}, weights)["mean"]
+        squared_norm = exchange.mean({"mean": squared_norms(updates)}, weights)["mean"]
         step = (squared_norm / (2 * (dot(update, update) + self.epsilon))).clamp(min=1)  # η_g
         moved = add(trainable(server["params"]), scale(update, step))
         # running statistics are averaged, not extrapolated

@@ -12,8 +12,16 @@ from fedtailor.core.fields import NonNegative
 from fedtailor.core.local_training import LocalTraining
 from fedtailor.core.method import Exchange, Setup
 from fedtailor.core.model import Inputs, Model
+from fedtailor.core.robust import ROWWISE
 from fedtailor.core.trees import Rows, Tree
-from fedtailor.methods._shared.class_statistics import aligned_loss, class_counts, merge_rows, no_prototypes, prototypes
+from fedtailor.methods._shared.class_statistics import (
+    aligned_loss,
+    class_counts,
+    fill_absent,
+    merge_rows,
+    no_prototypes,
+    prototypes,
+)
 from fedtailor.methods._shared.mmd import squared_distances
 
 
@@ -58,8 +66,15 @@ class FedProto(WeightedMethod, LocalTraining):
         counts = {"counts": Rows(class_counts(ctx), own.present)} if self.weights == "size" else {}
         return {"params": params, **new}, {"prototypes": own, **counts}
 
+    @property
+    def robust_kinds(self) -> tuple[str, ...]:
+        return ROWWISE
+
     def receive(self, server: Tree, exchange: Exchange) -> Tree:
         own = exchange.received["prototypes"]
+        if exchange.robust.replaces_mean:
+            fresh = exchange.mean({"prototypes": own})["prototypes"]
+            return {"prototypes": fill_absent(fresh, server["prototypes"])}
         counts = exchange.received["counts"].values if self.weights == "size" else own.present
         return {"prototypes": merge_rows(server["prototypes"], own, counts)}
 

@@ -12,6 +12,7 @@ from fedtailor.core.client_weights import ClientWeights, WeightedMethod
 from fedtailor.core.fields import FractionBelow1, NonNegative, NonNegativeInt, Positive, PositiveInt
 from fedtailor.core.local_training import ScheduledMethod
 from fedtailor.core.method import Exchange, Setup
+from fedtailor.core.robust import KINDS
 from fedtailor.core.training_settings import plain_sgd
 from fedtailor.core.trees import (  # fmt: skip
     Tree,
@@ -75,10 +76,12 @@ def update_variance(mean: Tree, variance: Tensor, new: Tree, gain: Tensor) -> tu
     return moved, variance
 
 
-def _variance_over_clients(stacked: Tree) -> Tensor:
+def _variance_over_clients(exchange: Exchange, stacked: Tree) -> Tensor:
     """Return the variance over clients, summed over coordinates (Eqs. 14 and 18)."""
-    center = mean(stacked)
-    return squared_norms({name: leaf - center[name] for name, leaf in stacked.items()}).mean()
+    center = exchange.mean(stacked)
+    squares = squared_norms({name: leaf - center[name] for name, leaf in stacked.items()})
+    variance: Tensor = exchange.mean({"squares": squares})["squares"]
+    return variance
 
 
 def _fill_unknown(variances: Tensor, known: Tensor) -> Tensor:
@@ -131,6 +134,10 @@ class SelfFL(WeightedMethod, ScheduledMethod):
         integers = isinstance(self.clusters, (tuple, list)) and all(type(number) is int for number in self.clusters)
         complete = integers and set(self.clusters) == set(range(len(set(self.clusters))))
         self.require(complete, "clusters", "a list of integers from 0 to K - 1 without gaps")
+
+    @property
+    def robust_kinds(self) -> tuple[str, ...]:
+        return super().robust_kinds if self.clusters else KINDS  # the mean of a cluster may be of one client
 
     def init_server(self, setup: Setup) -> Tree:
         self.require(len(self.clusters) in (0, setup.num_clients), "clusters", "one integer per client")
@@ -196,9 +203,9 @@ class SelfFL(WeightedMethod, ScheduledMethod):
         variances = server["variances"].index_copy(0, clients, exchange.received["variance"])
         new = server | {"variances": variances}
         if self.known_between is None and len(clients) > 1:
-            new["between"] = _variance_over_clients(exchange.model.trainable(models))
+            new["between"] = _variance_over_clients(exchange, exchange.model.trainable(models))
         if exchange.round <= self.warmup:
-            return new | {"params": mean(models, self.round_weights(exchange))}
+            return new | {"params": exchange.mean(models, self.round_weights(exchange))}
         own = _fill_unknown(exchange.received["variance"], variances)
         weights = client_weight(new["between"], own) if self.adjust_weights else self.round_weights(exchange)
         if self.clusters:
@@ -206,7 +213,7 @@ class SelfFL(WeightedMethod, ScheduledMethod):
             new |= self._update_representatives(new, exchange, models, each)
             estimate = self._mean_of_clusters(new)
         else:
-            estimate = mean(models, weights)
+            estimate = exchange.mean(models, weights)
         share = len(clients) / exchange.num_clients if self.smoothing else 1.0
         return new | {"params": add(scale(server["params"], 1 - share), scale(estimate, share))}
 

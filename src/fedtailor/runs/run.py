@@ -126,6 +126,11 @@ class Run:
         return range(self.num_clients, len(all_clients(self.info)))
 
     @property
+    def malicious_clients(self) -> list[int]:
+        """The clients that attacked in a simulation (`ft.attacks`)."""
+        return [number for number, client in enumerate(self.info["clients"]) if client.get("malicious")]
+
+    @property
     def stopped_early(self) -> bool:
         """Whether the run ended before its last round because the validation score had stopped improving."""
         return _stopped_early(self.experiment, self.records)
@@ -197,6 +202,8 @@ class Run:
         Local on the same clients, the summary includes the fractions of clients that score better and worse than with
         local training.
 
+        If some clients were malicious, `honest` contains the means over the others.
+
         `clients` is the number of clients in a mean. Clients without a defined value (such as the AUC of a client with
         one class) are excluded; clients that diverged are included and make the mean NaN.
         """
@@ -215,6 +222,9 @@ class Run:
                 name: self._means(self._values_at(index, moment, name), name) for name in self._other_metrics()
             },
         }
+        if attackers := set(self.malicious_clients):
+            honest = {client: value for client, value in values.items() if client not in attackers}
+            summary["honest"] = self._means(honest) | {"worst_tenth": worst_tenth(honest, higher)}
         if local is None:
             return summary
         if local._client_identities() != self._client_identities():

@@ -3,13 +3,17 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isnan
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from fedtailor.core.system import to_float64
 from fedtailor.core.trees import Tree, flatten
+from fedtailor.core.updates import UPDATE_NORM
 from fedtailor.errors import RunError, reason
+from fedtailor.runs.records import Record
 
 _PARTS = {  # parts of a client's results, as messages name them, in the order in which they are checked
     "upload": "upload",
@@ -17,6 +21,9 @@ _PARTS = {  # parts of a client's results, as messages name them, in the order i
     "trained": "model",
     "client_metrics": "metric",
 }
+_OUTLIER = 10.0  # norm of an update, in median norms of the round, above which it may have spoiled the model
+_ROUNDS_BACK = 5  # rounds in which a spoiled model may have been trained before it diverged
+_MAX_LISTED = 5  # names in a message
 Signature = tuple[tuple[str, str], ...]  # structure of a tree: (path, dtype and shape) of every tensor
 
 
@@ -26,6 +33,7 @@ class ClientFailure:
 
     reason: str
     error: Exception | None = None  # the exception that the client raised
+    diverged: bool = False  # whether its results have NaN or infinity
 
 
 class TooFewClientsError(RunError):
@@ -89,12 +97,12 @@ def find_non_finite(clients: Sequence[int], parts: Mapping[str, Tree]) -> dict[i
         finite = leaf.isfinite().reshape(len(clients), leaf[0].numel()).all(1)
         for position in (~finite).nonzero().flatten().tolist():
             reason = f"its {_PARTS[part]} '{path}' has NaN or infinity"
-            failures.setdefault(clients[position], ClientFailure(reason))
+            failures.setdefault(clients[position], ClientFailure(reason, diverged=True))
     return failures
 
 
-def check_finite(tree: Tree, number: int) -> None:
-    """Raise `RunError` if the server state has NaN or infinity after round `number`."""
+def check_finite(tree: Tree, number: int, advise: Callable[[], str]) -> None:
+    """Raise `RunError` with advice if the server state has NaN or infinity after round `number`."""
     floats = {path: leaf for path, leaf in flatten(tree).items() if _can_be_nan(leaf)}
     if not floats or bool(torch.stack([to_float64(leaf.sum().abs()) for leaf in floats.values()]).isfinite().all()):
         return  # one synchronization with the device
@@ -102,12 +110,16 @@ def check_finite(tree: Tree, number: int) -> None:
         if not bool(leaf.isfinite().all()):
             raise RunError(
                 f"In round {number}, '{path}' of the server state became NaN or infinite although all uploads are "
-                "finite; try a smaller lr."
+                f"finite; {advise()}."
             )
 
 
 def check_failure_rate(
-    failures: Mapping[int, ClientFailure], num_clients: int, max_failures: float, number: int
+    failures: Mapping[int, ClientFailure],
+    num_clients: int,
+    max_failures: float,
+    number: int,
+    advice: str | None = None,
 ) -> None:
     """Raise `RunError` if more than the fraction `max_failures` of a round's clients failed.
 
@@ -118,11 +130,34 @@ def check_failure_rate(
     client, first = next(iter(failures.items()))
     if first.error is not None and len(failures) == num_clients:
         raise first.error
-    hint = "" if first.error else "; try a smaller lr"
+    hint = "" if first.error else f"; {advice or 'try a smaller lr'}"
     raise RunError(
         f"In round {number}, {len(failures)} of {num_clients} clients failed, more than max_failures={max_failures:g} "
         f"allows. Client {client} failed because {first.reason}{hint}."
     ) from first.error
+
+
+def divergence_advice(records: Sequence[Record], names: Sequence[str]) -> str:
+    """Return what to do after clients diverged in the round after these records, as the end of a message: one upload
+    of an earlier round may have spoiled the model that all of them received.
+
+    >>> norms = {"update_norm": {0: 1.0, 1: 2e6, 2: 3.0}}
+    >>> divergence_advice([{"round": 7, "per_client": norms}], ["ann", "bob", "cleo"])[:60]
+    'in round 7, the update of bob was 7e+05 times as long as the'
+    """
+    for record in records[: -_ROUNDS_BACK - 1 : -1]:
+        norms = {c: inf if isnan(norm) else norm for c, norm in record["per_client"].get(UPDATE_NORM, {}).items()}
+        usual = median(norms.values()) if norms else 0.0
+        outliers = [client for client in norms if norms[client] > _OUTLIER * usual]
+        if outliers and len(norms) > 2:
+            outliers.sort(key=lambda client: -norms[client])
+            listed = ", ".join(names[client] for client in outliers[:_MAX_LISTED])
+            times = f"{norms[outliers[0]] / usual:.0e}" if usual > 0 else "many"
+            return (
+                f"in round {record['round']}, the update of {listed} was {times} times as long as the median, so train "
+                "again from before that round without it, or with robust.kind"
+            )
+    return "no update of the last rounds was much longer than the others, so try a smaller lr"
 
 
 def tree_signature(tree: Tree) -> Signature:

@@ -7,9 +7,12 @@ import torch
 
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.fields import Constraint, Fraction, FractionBelow1, PositiveInt, check_fields
+from fedtailor.core.method import Method
 from fedtailor.core.metrics import METRICS, TARGETS
 from fedtailor.core.precision import Precision
+from fedtailor.core.robust import Robust
 from fedtailor.errors import ConfigError
+from fedtailor.training.attacks import ATTACKS, Attack
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.participation import Participation
 from fedtailor.training.unreliable import Unreliable
@@ -89,16 +92,27 @@ class TrainingConfig:
     channel: Annotated[Channel, "how uploads are clipped, noised, sparsified, and quantized"] = field(
         default_factory=Channel
     )
+    attack: Annotated[Attack | None, f"what malicious clients of a simulation do: {', '.join(ATTACKS)}"] = None
+    robust: Annotated[Robust, "how the server protects itself from uploads that spoil the model"] = field(
+        default_factory=Robust
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.precision != "float32" and self.dtype != "float32":
             raise ConfigError(f"precision '{self.precision}' needs dtype float32; remove one of the two.")
+        if self.channel.trusted and self.robust.is_on:
+            raise ConfigError("With channel.trusted, only the plain mean is private; set robust.kind to 'none'.")
         self._check_actors()
         if self.patience is not None and not self.validation:
             raise ConfigError("patience needs validation data; set validation to a fraction such as 0.2.")
         if self.patience is not None and self.evaluate == "participants":
             raise ConfigError("patience compares scores of the same clients; set evaluate to 'all' or to a number.")
+
+    def check_method(self, method: Method) -> None:
+        """Raise `ConfigError` if the channel or the robust aggregation cannot be used with a method."""
+        self.channel.check(method)
+        method.check_robust(self.robust)
 
     def _check_actors(self) -> None:
         """Raise `ConfigError` if settings of the engine 'ray' are given for another engine."""
@@ -106,6 +120,8 @@ class TrainingConfig:
         for name, value in given.items():
             if value is not None and self.engine != "ray":
                 raise ConfigError(f"{name} applies only to the engine 'ray', not to '{self.engine}'; omit it.")
+        if self.engine == "ray" and self.attack is not None:
+            raise ConfigError("An attack needs all uploads in one process; use another engine than 'ray'.")
         if self.engine == "ray" and self.chunk_size is not None and self.actor_engine != "vectorized":
             raise ConfigError("chunk_size applies only to vectorized clients; set actor_engine to 'vectorized' too.")
 

@@ -18,13 +18,16 @@ from torch import Tensor
 
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.model import Model
+from fedtailor.core.robust import Robust
 from fedtailor.core.trees import Tree, map_leaves, outline, repeat
+from fedtailor.core.updates import update_metrics
 from fedtailor.errors import RunError
 from fedtailor.runs.client_states import ClientStates
 from fedtailor.runs.records import Record, update_values, values_by_client
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.channel.payload import count_bytes, mask_absent_rows
 from fedtailor.training.channel.privacy import NoiseSeed
+from fedtailor.training.client_failures import TooFewClientsError
 from fedtailor.training.round_state import ClientResults, RoundState
 
 
@@ -53,12 +56,15 @@ class Server:
     state: Tree  # server state after round `rounds_done`
     channel: Channel
     noise_seed: Callable[[], NoiseSeed]  # of the noise that the server adds to a round's uploads
+    robust: Robust
     rounds_done: int = 0
     upload_counts: Counter[int] = field(default_factory=Counter)  # client -> number of uploads received
 
     @classmethod
     @torch.no_grad()
-    def build(cls, method: Method, setup: Setup, channel: Channel, noise_seed: Callable[[], NoiseSeed]) -> "Server":
+    def build(
+        cls, method: Method, setup: Setup, channel: Channel, noise_seed: Callable[[], NoiseSeed], robust: Robust
+    ) -> "Server":
         """Return the server before round 1."""
         state = method.init_server(setup)
         return cls(
@@ -69,6 +75,7 @@ class Server:
             state=state,
             channel=channel,
             noise_seed=noise_seed,
+            robust=robust,
         )
 
     @property
@@ -86,6 +93,8 @@ class Server:
     def receive(self, round_state: RoundState, number: int, results: ClientResults) -> None:
         """Update the server state of a round in progress with the uploads of a cohort."""
         clients, sent = results.clients, results.sent
+        if (reason := self.robust.too_few(len(clients))) is not None:
+            raise TooFewClientsError(f"In round {number}, {len(clients)} clients delivered, but {reason}.")
         if results.mean is None:
             sizes = count_bytes(results.encoded, len(clients))
             received = self.channel.decode(results.encoded, sent, clients, number, self.noise_seed())
@@ -93,13 +102,16 @@ class Server:
             sizes, received = results.bytes_up, repeat(results.mean, len(clients))
         round_state.bytes_up |= zip(clients, sizes, strict=True)
         about = (number, clients, self.num_clients, self.sizes[clients], self.model)
-        exchange = Exchange(*about, sent, received, total_size=self.sizes.sum())
+        bounded = self.robust.bounded(received, sent)
+        exchange = Exchange(*about, sent, bounded, total_size=self.sizes.sum(), robust=self.robust)
+        exchange = exchange.for_method(self.method)
         before, round_state.server = round_state.server, self.method.receive(round_state.server, exchange)
         round_state.clients += clients
         round_state.results.append(results.results)
         started = time.perf_counter()  # the time of metrics does not count as training time
         metrics = dict(self.method.server_metrics(before, round_state.server, exchange))
-        client_metrics = results.client_metrics | metrics.pop("per_client", {})
+        update = update_metrics(received, sent) if results.mean is None else {}  # else actors have recorded the norms
+        client_metrics = results.client_metrics | update | metrics.pop("per_client", {})
         update_values(round_state.client_metrics, values_by_client(clients, client_metrics))
         round_state.method_metrics |= metrics
         round_state.metrics_seconds += time.perf_counter() - started

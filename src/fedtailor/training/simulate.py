@@ -19,6 +19,7 @@ from fedtailor.core.client_models import AnyModel, AnyModelLike, ClientModels, a
 from fedtailor.core.code_reference import describe_code, is_built_in, reference_to
 from fedtailor.core.method import Method
 from fedtailor.core.precision import Precision
+from fedtailor.core.robust import Robust
 from fedtailor.core.trees import Params
 from fedtailor.data.federation import Federation
 from fedtailor.data.federation_data import OWN_DATA
@@ -28,6 +29,7 @@ from fedtailor.runs.records import Record, Records
 from fedtailor.runs.run import FORMAT, Run
 from fedtailor.runs.toml import to_toml
 from fedtailor.training.architectures import renumber
+from fedtailor.training.attacks import Attack
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engines import RAY, EngineChoice
@@ -43,7 +45,7 @@ from fedtailor.training.trainer import Trainer
 from fedtailor.training.unreliable import Unreliable
 from fedtailor.version import VERSION
 
-_PARTS = (Augmentation, Unreliable, Channel)  # settings with fields of their own
+_PARTS = (Augmentation, Unreliable, Channel, Robust)  # settings with fields of their own
 
 
 def simulate(
@@ -77,6 +79,8 @@ def simulate(
     augmentation: Augmentation | None = None,
     unreliable: Unreliable | None = None,
     channel: Channel | None = None,
+    robust: Robust | None = None,
+    attack: Attack | None = None,
     max_failures: float = 0.5,
     on_round_end: Callable[[Record], None] | None = None,
     folder: str | Path | None = None,
@@ -130,6 +134,8 @@ def simulate(
         augmentation: How training images are flipped, cropped, and cut out at random.
         unreliable: How often clients are unavailable, late, or drop out.
         channel: How uploads are clipped, noised, sparsified, and quantized.
+        robust: How the server protects itself from uploads that spoil the model.
+        attack: Which clients are malicious, and what they upload: one of `ft.attacks`.
         max_failures: Fraction of a round's clients that may fail before the run stops.
         on_round_end: Function that is called with the record of every round.
         folder: New folder in which the run is saved. `ft.resume(folder)` continues the run after an interruption.
@@ -171,6 +177,8 @@ def simulate(
         augmentation=augmentation,
         unreliable=unreliable,
         channel=channel,
+        robust=robust,
+        attack=attack,
     )
     folder = None if folder is None else Path(folder)
 
@@ -204,10 +212,12 @@ def make_config(**settings: Any) -> TrainingConfig:
         plain["class_weights"] = _as_weights(plain["class_weights"])
     if plain.get("schedule") is not None:
         plain["schedule"] = [_client_list(clients) for clients in plain["schedule"]]
-    parts = {"augmentation": Augmentation(), "unreliable": Unreliable(), "channel": Channel()}
+    parts = {"augmentation": Augmentation(), "unreliable": Unreliable(), "channel": Channel(), "robust": Robust()}
     for name, part in parts.items():
         if plain.get(name) is not None and not isinstance(plain[name], type(part)):
             raise ConfigError(f"{name} must be an ft.{type(part).__name__}(...), got {plain[name]!r}.")
+    if not isinstance(plain.get("attack"), Attack | None):
+        raise ConfigError(f"attack must be one of ft.attacks, such as ft.attacks.Scaled(), got {plain['attack']!r}.")
     return TrainingConfig(**plain | {name: plain.get(name) or part for name, part in parts.items()})
 
 
@@ -249,7 +259,7 @@ def make_trainer(
     Its clients are `SimulatedClients`, or `GroupedClients` if they have different architectures.
     """
     _check_types(method, fed)
-    config.channel.check(method)
+    config.check_method(method)
     networks = renumber(model, fed.num_clients, config)
     fed, held_out = split_clients(fed, config.held_out_clients, config.seed)
     _check_test_data(fed)
@@ -260,6 +270,8 @@ def make_trainer(
         schedule = [list(range(fed.num_clients))] * len(schedule)
     if method.pools_data:
         schedule = [[0]] * len(schedule)  # the first client trains on the data of all clients
+    if not method.pools_data and (reason := config.robust.too_few(min(map(len, schedule)))) is not None:
+        raise ConfigError(f"Some round has {min(map(len, schedule))} clients, but {reason}.")
     in_actors = config.engine == RAY
     here = replace(config, device="cpu") if in_actors else config  # of this process
     server, local = build_simulation(
@@ -296,7 +308,7 @@ def _start_actors(
 
 def check_fit(config: TrainingConfig, method: Method, model: AnyModel, fed: Federation) -> None:
     """Raise an error if the settings do not fit together, without training."""
-    config.channel.check(method)
+    config.check_method(method)
     model = renumber(model, fed.num_clients, config)
     training, held_out = split_clients(fed, config.held_out_clients, config.seed)
     build_simulation(config, method, model, training, [[0]], held_out=held_out)
@@ -313,6 +325,8 @@ def describe_config(config: TrainingConfig) -> dict[str, Any]:
     """Return the settings of a run by name, except those of the method, the network, and the data."""
     settings = {name: getattr(config, name) for name in TrainingConfig.__dataclass_fields__}
     tables = {name: dict(vars(part)) for name, part in settings.items() if isinstance(part, _PARTS)}
+    if config.attack is not None:
+        tables["attack"] = {"name": config.attack.name, **vars(config.attack)}
     return settings | tables | {"rounds": config.num_rounds}
 
 

@@ -11,10 +11,12 @@ from fedtailor.core.batch import SharedContext
 from fedtailor.core.method import Method, Setup
 from fedtailor.core.model import Model
 from fedtailor.core.trees import Params, Tree, add, cache_by_identity, map_leaves, take
+from fedtailor.core.updates import choose_rows
 from fedtailor.errors import RunError
 from fedtailor.runs.client_states import ClientStates, group_name
 from fedtailor.runs.records import Values, update_values, values_by_client
 from fedtailor.runs.run import MOMENTS
+from fedtailor.training.attacks import Attack
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.channel.leak_check import LeakCheck
 from fedtailor.training.channel.payload import mask_absent_rows
@@ -61,6 +63,8 @@ class SimulatedClients:
     architecture: int = 0  # number of this group, if clients have different architectures (`grouped_clients.py`)
     first: int | None = 0  # a client of this group; None: only held-out clients have this architecture
     min_clients: int = 0
+    attack: Attack | None = None
+    malicious: frozenset[int] = frozenset()  # the clients that attack
     held_out: HeldOutClients | None = None  # clients that never train
     evaluate_train: bool = False  # evaluate personal models on training samples, too
     evaluate_global: bool = False  # evaluate the global model, too
@@ -96,11 +100,21 @@ class SimulatedClients:
             return None
         uploads = mask_absent_rows(result["upload"])
         self._leak_check.check(type(self.method).__name__, clients, self.training_samples, uploads)
-        encoded = self.channel.encode(uploads, sent, clients, number, self.shared.seed)
+        encoded = self._encode(uploads, sent, clients, number)
         metrics = result["client_metrics"] | self.channel.metrics(uploads, sent)
         if self.measure_drift:
             record_shared_drift(round_state, clients, self.setup.model, result["trained"], sent)
         return ClientResults(clients, sent, encoded, metrics, {"state": result["state"], "trained": result["trained"]})
+
+    def _encode(self, uploads: Tree, sent: Tree, clients: list[int], number: int) -> Tree:
+        """Return what clients send; malicious clients replace their uploads, and neither clip them nor add noise."""
+        encoded = self.channel.encode(uploads, sent, clients, number, self.shared.seed)
+        if self.attack is None:
+            return encoded
+        malicious = torch.tensor([client in self.malicious for client in clients], device=self.device)
+        forged = self.attack.poison_uploads(uploads, sent, malicious, clients, number)
+        channel = replace(self.channel, clip=None, noise=0.0, trusted=False)
+        return choose_rows(malicious, channel.encode(forged, sent, clients, number, self.shared.seed), encoded)
 
     def commit(self, round_state: RoundState, number: int, center: Tree | None = None) -> None:
         """Keep the new states and the trained models of the clients that took part in a round.

@@ -15,6 +15,7 @@ from fedtailor.core.losses import WeightedCrossEntropy, balanced_weights
 from fedtailor.core.memory_limits import check_method_memory
 from fedtailor.core.method import Method, Setup
 from fedtailor.core.model import Model
+from fedtailor.core.robust import Robust
 from fedtailor.core.system import deterministic, missing_fork, retain_freed_memory
 from fedtailor.core.trees import Params, flatten, take
 from fedtailor.data.federation import Federation
@@ -71,13 +72,17 @@ def build_simulation(
     retain_freed_memory()
     if config.evaluate_global:
         method.check_global_model()
+    attack = None if method.pools_data else config.attack  # centralized training is a reference
+    malicious = [] if attack is None else attack.choose(fed.num_clients, config.seed)
+    fed = fed if attack is None else attack.poison_data(fed, malicious)
     samples = _split_samples(fed, config.validation, config.seed, config.torch_device)
     if config.patience is not None and not samples["validation"].sizes.any():
         raise DataError("No client has validation data, which patience needs; use a larger validation fraction.")
     training_samples = samples["train"].pooled() if method.pools_data else samples["train"]
     networks = _prepare_networks(config, method, model, fed, schedule, initial_weights, samples, training_samples)
     device, channel = config.torch_device, Channel() if method.pools_data else config.channel
-    server = Server.build(method, networks[0][0], channel, lambda: config.seed)
+    robust = Robust() if method.pools_data else config.robust
+    server = Server.build(method, networks[0][0], channel, lambda: config.seed, robust)
     costs = [measure_step_cost(setup.model.eval_mode, setup.params, shared) for setup, shared in networks]
     max_clients = min(max_concurrent_clients(cost, device) for cost in costs)
     is_chosen_later = config.engine in ("auto", RAY)  # by a benchmark, or in other processes
@@ -96,6 +101,8 @@ def build_simulation(
             method=method,
             setup=setup,
             channel=channel,
+            attack=attack,
+            malicious=frozenset(malicious),
             unreliable=Unreliable() if method.trains_every_round or method.pools_data else config.unreliable,
             schedule=schedule,
             names=fed.names,
@@ -219,6 +226,7 @@ def simulation_info(
                 **{split: int(sizes[split][client]) for split in ("train", "validation", "test")},
                 "classes": fed.class_counts(first.samples["train"][client].cpu()),
                 **_describe_network(clients, client),
+                **({"malicious": True} if client in first.malicious else {}),
             }
             for client in range(fed.num_clients)
         ],

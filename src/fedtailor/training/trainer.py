@@ -25,7 +25,13 @@ from fedtailor.runs.run import Run
 from fedtailor.runs.summaries import plain_mean
 from fedtailor.training.channel.payload import count_bytes
 from fedtailor.training.checkpointing import CheckpointManager
-from fedtailor.training.client_failures import TooFewClientsError, check_failure_rate, check_finite
+from fedtailor.training.client_failures import (
+    ClientFailure,
+    TooFewClientsError,
+    check_failure_rate,
+    check_finite,
+    divergence_advice,
+)
 from fedtailor.training.clients import Clients
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.drift import MODEL_DRIFT, SHARED_DRIFT
@@ -137,14 +143,24 @@ class Trainer(Generic[C]):
 
     def _check_round(self, round_state: RoundState, number: int, clients: Sequence[int]) -> None:
         """Raise an error if too few clients delivered, too many failed, or the new server state is not finite."""
-        delivered = len(round_state.clients)
+        delivered, advice = len(round_state.clients), self._advice(round_state.failures)
         if delivered < min(self.clients.min_clients, len(clients)):
             reasons = {c: failure.reason for c, failure in round_state.failures.items()} | round_state.missed
             listed = "; ".join(f"{self.clients.names[c]}: {reason}" for c, reason in list(reasons.items())[:5])
-            raise TooFewClientsError(f"In round {number}, {delivered} of {len(clients)} clients delivered ({listed}).")
+            hint = f"; {advice}" if advice else ""
+            message = f"In round {number}, {delivered} of {len(clients)} clients delivered ({listed}){hint}."
+            raise TooFewClientsError(message)
         selected = len(clients) - len(round_state.missed)
-        check_failure_rate(round_state.failures, selected, self.config.max_failures, number)
-        check_finite(round_state.server, number)
+        check_failure_rate(round_state.failures, selected, self.config.max_failures, number, advice)
+        here = {"round": number, "per_client": round_state.client_metrics}
+        check_finite(
+            round_state.server, number, lambda: divergence_advice([*self.run.records, here], self.clients.names)
+        )
+
+    def _advice(self, failures: Mapping[int, ClientFailure]) -> str | None:
+        """Return advice if several clients diverged, which is rarely the fault of each."""
+        diverged = sum(failure.diverged for failure in failures.values())
+        return divergence_advice(self.run.records, self.clients.names) if diverged > 1 else None
 
     def _evaluate(self, record: Record, is_last: bool) -> Record:
         started, config = time.perf_counter(), self.config

@@ -17,6 +17,7 @@ from fedtailor.core.system import deterministic, peak_memory, reset_peak_memory,
 from fedtailor.core.trees import Tree, flatten, map_leaves, repeat, take
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.dummy_client import single_client_index
+from fedtailor.deploy.messages import DivergedError
 from fedtailor.errors import DeployError
 from fedtailor.runs.files import write_and_sync, write_atomic
 from fedtailor.runs.records import nan_to_none
@@ -91,7 +92,9 @@ class Worker:
         results = self._apply(lambda *args: client_update(method, *args), request.round, state, sent)
         parts = {part: mask_absent_rows(results[part]) for part in ("upload", "state", "trained")}
         for failure in find_non_finite([request.index], parts).values():
-            raise DeployError(f"Nothing is sent: {failure.reason}; try a smaller lr.")
+            raise DivergedError(
+                f"Nothing is sent: {failure.reason}; the model it received is spoiled, or lr too large."
+            )
         leak_check = LeakCheck(self._shared.x, self._shared.prepare)
         leak_check.check(type(method).__name__, [request.index], self._train, parts["upload"])
         # A new noise seed for every message: the same noise on two uploads would reveal their difference.

@@ -19,7 +19,7 @@ from fedtailor.deploy.app_bundle import check_app
 from fedtailor.deploy.client.client_folder import ClientFolder, worker_file
 from fedtailor.deploy.client.worker import RoundRequest, Worker
 from fedtailor.deploy.keys import read_bundle
-from fedtailor.deploy.messages import parse_message
+from fedtailor.deploy.messages import DivergedError, parse_message
 from fedtailor.errors import DeployError, FedTailorError, reason
 from fedtailor.experiments.deployment import deployment_digest
 from fedtailor.runs.files import make_private_folder, write_private
@@ -60,7 +60,7 @@ def answer(path: Path, app: str, kind: str, text: str, data: bytes) -> tuple[str
 
     The text of unexpected errors is written to this machine's log only, because it may quote data.
     """
-    name = "unknown"
+    name, diverged = "unknown", False
     try:
         name = read_bundle(path / "bundle").name
         check_app(app)
@@ -69,11 +69,11 @@ def answer(path: Path, app: str, kind: str, text: str, data: bytes) -> tuple[str
         return json.dumps(fields), b"" if upload is None else pack(upload)
     except FedTailorError as error:
         log.warning("%s", error)
-        problem = str(error)
+        problem, diverged = str(error), isinstance(error, DivergedError)
     except Exception as error:
         log.exception("The message could not be answered.")
         problem = f"{type(error).__name__}, see its log"
-    return json.dumps({"name": name, "error": problem}), b""
+    return json.dumps({"name": name, "error": problem, "diverged": diverged}), b""
 
 
 def _handle(folder: ClientFolder, kind: str, fields: dict[str, Any], tree: Tree) -> tuple[dict[str, Any], Tree | None]:

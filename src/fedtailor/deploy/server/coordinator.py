@@ -106,8 +106,14 @@ class _Coordinator:
             write_atomic(self.folder / "run.json", (json.dumps(run.info, indent=1) + "\n").encode())
 
         clients = FlowerClients(self.membership, model, params, run_id, on_join=write_info)
-        # The same noise must never be added to two different uploads, so every round has a new seed.
-        server = Server.build(deployment.method, clients.setup(), deployment.channel, lambda: secrets.token_bytes(32))
+        server = Server.build(
+            deployment.method,
+            clients.setup(),
+            deployment.channel,
+            # The same noise must never be added to two different uploads, so every round has a new seed.
+            lambda: secrets.token_bytes(32),
+            deployment.robust,
+        )
         experiment = deployment.describe() | {"data": {"name": "federation"}}
         info = self._info(server, clients)
         run = Run(experiment, info, [], server.state, raise_remote_client, raise_remote_client, self.folder)

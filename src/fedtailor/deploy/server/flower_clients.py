@@ -15,7 +15,7 @@ from fedtailor.core.method import Setup
 from fedtailor.core.model import Model
 from fedtailor.core.trees import Params, Tree, repeat, stack, take
 from fedtailor.deploy.dummy_client import dummy_upload
-from fedtailor.deploy.messages import to_record
+from fedtailor.deploy.messages import DivergedError, to_record
 from fedtailor.deploy.server.mailbox import NoReplyError, SentMessages
 from fedtailor.deploy.server.membership import Member, Membership, read_reply
 from fedtailor.deploy.server.outliers import find_outliers, update_norms
@@ -144,7 +144,7 @@ class FlowerClients:
                 self._norms[client] = self._check_upload(client, upload, messages[client], expected, number)
                 uploads[client] = upload
             except FedTailorError as error:
-                round_state.failures[client] = ClientFailure(str(error))
+                round_state.failures[client] = ClientFailure(str(error), diverged=isinstance(error, DivergedError))
             except NoReplyError as error:
                 round_state.missed[client] = str(error)
         for client in uploads.keys() - set(self._active()):  # it was suspended after its upload arrived
@@ -318,7 +318,7 @@ class FlowerClients:
             raise DeployError(f"its upload '{path}' cannot be decoded")
         decoded = mask_absent_rows(channel.decode(stacked, sent, [client], number, secrets.token_bytes(32)))
         for failure in find_non_finite([client], {"upload": decoded}).values():
-            raise DeployError(failure.reason)
+            raise DivergedError(failure.reason)
         return update_norms(take(decoded, 0), message)
 
 

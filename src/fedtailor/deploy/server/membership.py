@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 
 from fedtailor.core.trees import Tree
 from fedtailor.core.untrusted_input import sanitize
-from fedtailor.deploy.messages import from_record, to_record
+from fedtailor.deploy.messages import DivergedError, from_record, to_record
 from fedtailor.deploy.server.mailbox import Mailbox, NoReplyError
 from fedtailor.deploy.server.operator_folder import write_status
 from fedtailor.deploy.server.suspension import active_clients
@@ -161,7 +161,8 @@ def read_reply(reply: RecordDict | NoReplyError, name: str, max_bytes: int) -> t
     if fields.get("name") != name:
         raise DeployError("it replied in another client's name")
     if (error := fields.get("error")) is not None:
-        raise DeployError(f"it reported: {sanitize(str(error))}")
+        kind = DivergedError if fields.get("diverged") is True else DeployError
+        raise kind(f"it reported: {sanitize(str(error))}")
     return fields, tree
 
 

@@ -69,9 +69,18 @@ def merge_rows(old: Rows, stacked: Rows, weights: Tensor) -> Rows:
     shares = weights.double() * stacked.present
     total = shares.sum(0)
     fresh = torch.einsum("cr,cr...->r...", (shares / total.clamp(min=1)).to(stacked.values), stacked.values)
-    present = total > 0
-    mask = present.reshape(present.shape + (1,) * (fresh.ndim - 1))
-    return Rows(torch.where(mask, fresh, old.values), old.present | present)
+    return fill_absent(Rows(fresh, total > 0), old)
+
+
+def fill_absent(fresh: Rows, old: Rows) -> Rows:
+    """Return new rows, and the old ones where they are absent.
+
+    >>> old = Rows(torch.tensor([[5.0]]), torch.tensor([True]))
+    >>> fill_absent(Rows(torch.tensor([[1.0]]), torch.tensor([False])), old).values
+    tensor([[5.]])
+    """
+    mask = fresh.present.reshape(fresh.present.shape + (1,) * (fresh.values.ndim - 1))
+    return Rows(torch.where(mask, fresh.values, old.values), old.present | fresh.present)
 
 
 def prototypes(ctx: ClientContext, params: Params) -> Rows:

@@ -11,7 +11,7 @@ from fedtailor.core.client_context import ClientContext
 from fedtailor.core.fields import NonNegativeInt
 from fedtailor.core.method import Exchange, Method, Setup
 from fedtailor.core.model import Inputs, Model
-from fedtailor.core.trees import Params, Rows, Tree, mean, put, repeat, squared_norms, sub
+from fedtailor.core.trees import Params, Rows, Tree, put, repeat, squared_norms, sub
 from fedtailor.errors import ConfigError
 
 Choice = Literal["conflict", "first", "middle", "last"]
@@ -62,6 +62,10 @@ class Layerwise(Method):
     def wrapped(self) -> Method:
         """The inner method."""
         raise NotImplementedError
+
+    @property
+    def robust_kinds(self) -> tuple[str, ...]:
+        return self.wrapped.robust_kinds
 
     def init_server(self, setup: Setup) -> Tree:
         inner = self.wrapped.init_server(setup)
@@ -115,7 +119,7 @@ class Layerwise(Method):
         uploaded = exchange.received["params"]
         clients = torch.tensor(exchange.clients, device=server["personal"].device)
         personal, counts = self._choose(server, inner_exchange)
-        received = self.wrapped.receive(inner, inner_exchange)
+        received = self.wrapped.receive(inner, inner_exchange.for_method(self.wrapped))
         now_personal = set(_tensor_names(server["models"], personal))
         return {
             "inner": received,
@@ -213,8 +217,9 @@ class Layerwise(Method):
         if personal:
             starts = self._starts(server, clients, personal)
             sent["params"] = sent["params"] | starts
-            inner = inner | {"params": inner["params"] | mean(starts)}
-        return replace(exchange, sent=sent), inner
+            inner = inner | {"params": inner["params"] | exchange.mean(starts)}
+        # a norm bound is relative to what clients started from, including their own layers
+        return replace(exchange, sent=sent, received=exchange.robust.bounded(exchange.received, sent)), inner
 
     def _choose(self, server: Tree, exchange: Exchange) -> tuple[Tensor, Tensor]:
         """Return which layers are personal in the next round, and the conflicts per layer in this round."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.method import Method
+from fedtailor.core.robust import Robust
 from fedtailor.data.dataset import BY_INDICES, BY_OWNER, PartitionedData
 from fedtailor.data.datasets import DATASETS
 from fedtailor.data.splits.class_fractions import PARTITIONS
@@ -19,6 +20,7 @@ from fedtailor.experiments.parsing import field_help, first_line
 from fedtailor.methods import METHODS
 from fedtailor.methods.catalog import catalog
 from fedtailor.networks import NETWORKS
+from fedtailor.training.attacks import ATTACKS
 from fedtailor.training.channel.channel import Channel
 from fedtailor.training.engines import ENGINES, RAY
 from fedtailor.training.participation import make_schedule
@@ -28,10 +30,12 @@ _SECTIONS: dict[str, tuple[str, type[Any]]] = {  # tables of an experiment with 
     "augmentation": ("Augmentation", Augmentation),
     "unreliable": ("Unreliable clients", Unreliable),
     "channel": ("Channel", Channel),
+    "robust": ("Robust aggregation", Robust),
 }
 _CHOICES = {  # string fields that accept only these values
     "partition": [*PARTITIONS, BY_OWNER, BY_INDICES],
     "engine": ["auto", *ENGINES, RAY],
+    "attack": ["none", *ATTACKS],
 }
 _FAST_DATASETS = ("digits",)  # data sets that load immediately, so that an experiment can be checked on its data
 _MAX_FIELDS = 400  # of a submitted form
@@ -42,7 +46,7 @@ def form_schema() -> dict[str, Any]:
     """Return all sections of the form with their fields, as JSON values; the first call takes one or two seconds.
 
     >>> [section["title"] for section in form_schema()["sections"]]
-    ['Run', 'Augmentation', 'Unreliable clients', 'Channel']
+    ['Run', 'Augmentation', 'Unreliable clients', 'Channel', 'Robust aggregation']
     """
     run_fields = [f for f in _fields(Experiment, "") if f["name"] not in ("method", "data", "network", *_SECTIONS)]
     sections = [{"key": "", "title": "Run", "fields": run_fields}]
@@ -66,7 +70,7 @@ def parse_form(values: Mapping[str, Any]) -> tuple[dict[str, Any], Experiment]:
     """
     settings = parse_overrides(_arguments(values)).apply_to({})
     experiment = make_experiment(settings)
-    experiment.channel.check(experiment.method)
+    experiment.check_method(experiment.method)
     data, participation = experiment.data, experiment.participation
     # the clients of a folder and owners are unknown; zero is an error later
     if isinstance(data, PartitionedData) and data.clients is not None and data.clients > 0:

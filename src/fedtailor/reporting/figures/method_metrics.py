@@ -7,12 +7,19 @@ from typing import Any
 import numpy as np
 
 from fedtailor.analysis.formatting import join_names, shorten
+from fedtailor.core.updates import UPDATE_COSINE, UPDATE_NORM
 from fedtailor.reporting.figures.drawing import round_trace, rounds_layout
 from fedtailor.reporting.figures.figure import Choice, Figure, Option, Table
 from fedtailor.runs.run import MOMENTS, Run
 
 _MAX_METRICS = 12  # per figure of remaining metrics
-_STANDARD_METRICS = ("loss", "bytes_up", "bytes_down")  # recorded per client for all methods
+_STANDARD_METRICS = (
+    "loss",
+    "bytes_up",
+    "bytes_down",
+    UPDATE_NORM,
+    UPDATE_COSINE,
+)  # recorded per client for all methods
 _EVALUATION_SUFFIXES = tuple(f"_{moment}" for moment in MOMENTS)
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Series = dict[int, float]  # round -> value

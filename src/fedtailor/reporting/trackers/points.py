@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtailor.core.updates import UPDATE_COSINE, UPDATE_NORM
 from fedtailor.runs.records import Record
 from fedtailor.runs.run import MOMENTS, Run, method_label
 from fedtailor.runs.summaries import plain_mean
@@ -104,7 +105,8 @@ def record_metrics(record: Record) -> dict[str, float]:
     found |= {f"method_metrics/{name}": float(value) for name, value in metrics.items() if _is_number(value)}
     for name, values in record.get("per_client", {}).items():  # the record has no mean of a method's client metrics
         if name not in record and f"{name}_mean" not in record and (mean := plain_mean(values)) is not None:
-            found[f"method_metrics/{name}_mean"] = float(mean)
+            group = "updates" if name in (UPDATE_NORM, UPDATE_COSINE) else "method_metrics"
+            found[f"{group}/{name}_mean"] = float(mean)
     return found
 
 

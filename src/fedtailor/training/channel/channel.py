@@ -15,14 +15,13 @@ from torch import Tensor
 from fedtailor.core.fields import FractionAbove0, InnerFraction, NonNegative, Positive, check_fields
 from fedtailor.core.method import Method
 from fedtailor.core.trees import Rows, Tree, leaves
+from fedtailor.core.updates import float_values, map_floats, map_pairs, norms, reference, restore, scale_rows, updates
 from fedtailor.errors import ConfigError
-from fedtailor.training.channel.payload import mask_absent_rows
 from fedtailor.training.channel.privacy import NoiseSeed, epsilon, gaussian, require_accountant
 from fedtailor.training.channel.quantization import (
     Format,
     decode_tensor,
     encode_tensor,
-    expand_like,
     is_encoded,
     is_valid_encoding,
 )
@@ -81,7 +80,7 @@ class Channel:
             return uploads
         if self.noise:
             _check_can_be_private(uploads)
-        changes = self._clip(_visit(_change, uploads, sent))
+        changes = self._clip(updates(uploads, sent))
         if self.noise and not self.trusted:
             changes = _add_noise(changes, self.noise * self._max_norm, clients, round, seed)
         if self.top < 1:
@@ -96,7 +95,7 @@ class Channel:
         invalid: list[str] = []
 
         def validate(path: str, node: Any, sent_leaf: Any) -> Any:
-            before = _float_values(sent_leaf)
+            before = float_values(sent_leaf)
             if is_encoded(node) and not is_valid_encoding(node, 0 if before is None else before[0].numel()):
                 invalid.append(path)
             return node
@@ -117,8 +116,8 @@ class Channel:
 
     def metrics(self, uploads: Tree, sent: Tree) -> Tree:
         """Return metrics for the record, which are never sent: with clipping, the norm of each change before it."""
-        norms = None if self.clip is None else _norms(_visit(_change, uploads, sent))
-        return {} if norms is None else {"change_norm": norms}
+        lengths = None if self.clip is None else norms(updates(uploads, sent))
+        return {} if lengths is None else {"change_norm": lengths}
 
     def privacy_spent(self, max_uploads: int) -> dict[str, Any]:
         """Return the `epsilon` spent so far, for the record, if there is noise.
@@ -133,78 +132,32 @@ class Channel:
 
     def _clip(self, changes: Tree) -> Tree:
         """Scale every client's change to a norm of at most C."""
-        norms = None if self.clip is None else _norms(changes)
-        if norms is None:
-            return changes
-        factors = (self._max_norm / norms).clamp(max=1)
-        return _visit(
-            lambda _, leaf, __: _map_floats(lambda v: v * expand_like(factors.to(v.dtype), v), leaf), changes, {}
-        )
+        lengths = None if self.clip is None else norms(changes)
+        return changes if lengths is None else scale_rows((self._max_norm / lengths).clamp(max=1), changes)
 
     def _encode_leaf(self, path: str, change: Any, sent: Any) -> Any:
-        values = _float_values(change)
+        values = float_values(change)
         if values is None or not values.numel():
             return change
-        return encode_tensor(change, self.top if _reference(change, sent) is not None else 1.0, self.quantize)
+        return encode_tensor(change, self.top if reference(change, sent) is not None else 1.0, self.quantize)
 
 
-def _visit(function: Callable[[str, Any, Any], Any], tree: Tree, other: Any, path: str = "") -> Tree:
+def _visit(function: Callable[[str, Any, Any], Any], tree: Tree, other: Any) -> Tree:
     """Map every leaf, encoded or not, to function(path, leaf, node of the other tree at that path or None)."""
-
-    def visit(name: str, node: Any) -> Any:
-        counterpart = other.get(name) if isinstance(other, dict) else None
-        if isinstance(node, dict) and not is_encoded(node):
-            return _visit(function, node, counterpart, f"{path}{name}/")
-        return function(f"{path}{name}", node, counterpart)
-
-    return {name: visit(name, node) for name, node in tree.items()}
+    return map_pairs(function, tree, other, is_leaf=is_encoded)
 
 
-def _float_values(leaf: Any) -> Tensor | None:
-    """Return the values of a floating-point leaf, or None for other leaves."""
-    values = leaf.values if isinstance(leaf, Rows) else leaf
-    return values if isinstance(values, Tensor) and values.is_floating_point() else None
-
-
-def _map_floats(function: Callable[[Tensor], Tensor], leaf: Tensor | Rows) -> Tensor | Rows:
-    """Apply a function to a floating-point leaf; absent rows stay zero, and integers and booleans are unchanged."""
-    values = _float_values(leaf)
-    if values is None:
-        return leaf
-    if not isinstance(leaf, Rows):
-        return function(values)
-    rows: Rows = mask_absent_rows({"rows": Rows(function(values), leaf.present)})["rows"]
-    return rows
-
-
-def _reference(leaf: Tensor | Rows, sent: Any) -> Tensor | None:
-    """Return what the client was sent under the same name, if it has the same type and shape."""
-    values, before = _float_values(leaf), _float_values(sent)
-    if values is None or before is None or isinstance(leaf, Rows) != isinstance(sent, Rows):
-        return None
-    return before if before.shape == values.shape else None
-
-
-def _change(path: str, leaf: Tensor | Rows, sent: Any) -> Tensor | Rows:
-    """Return upload - message, or the upload if it has no counterpart in the message."""
-    before = _reference(leaf, sent)
-    return leaf if before is None else _map_floats(lambda values: values - before, leaf)
-
-
-def _restore(path: str, change: Tensor | Rows, sent: Any) -> Tensor | Rows:
+def _restore(path: str, changed: Tensor | Rows, sent: Any) -> Tensor | Rows:
     """Return message + change; a variance that quantization made negative becomes 0."""
-    before = _reference(change, sent)
-    if before is None:
-        return change
-    after = _map_floats(lambda values: before + values, change)
-    return _map_floats(torch.relu, after) if _is_variance(path) else after
+    after = restore(path, changed, sent)
+    return map_floats(torch.relu, after) if after is not changed and _is_variance(path) else after
 
 
 def _decode_leaf(node: Any, sent: Any, dtype: torch.dtype) -> Any:
     """Decode a leaf; a sparse one has the shape of its counterpart in the message."""
     if not is_encoded(node):
         return node
-    before = _float_values(sent)
+    before = float_values(sent)
     if before is None:
         return decode_tensor(node, torch.Size(), dtype)
     return decode_tensor(node, before.shape, before.dtype)
@@ -212,15 +165,8 @@ def _decode_leaf(node: Any, sent: Any, dtype: torch.dtype) -> Any:
 
 def _float_dtype(sent: Tree) -> torch.dtype:
     """Return the dtype of the floating-point tensors in a message."""
-    dtypes = [values.dtype for _, leaf in leaves(sent) if (values := _float_values(leaf)) is not None]
+    dtypes = [values.dtype for _, leaf in leaves(sent) if (values := float_values(leaf)) is not None]
     return dtypes[0] if dtypes else torch.get_default_dtype()
-
-
-def _norms(changes: Tree) -> Tensor | None:
-    """Return the L2 norm of every client's change over all its tensors, or None without floating-point tensors."""
-    tensors = [values for _, leaf in leaves(changes) if (values := _float_values(leaf)) is not None]
-    norms = [torch.linalg.vector_norm(t.reshape(len(t), -1), dim=1, dtype=torch.float64) for t in tensors if t.numel()]
-    return torch.linalg.vector_norm(torch.stack(norms), dim=0) if norms else None
 
 
 def _add_noise(changes: Tree, std: float, clients: Sequence[int], round: int, seed: NoiseSeed) -> Tree:
@@ -262,7 +208,7 @@ def _check_can_be_sparsified(uploads: Tree, sent: Tree) -> None:
     sparse: list[str] = []
 
     def find(path: str, leaf: Any, sent_leaf: Any) -> Any:
-        if not isinstance(leaf, Rows) and _reference(leaf, sent_leaf) is not None:
+        if not isinstance(leaf, Rows) and reference(leaf, sent_leaf) is not None:
             sparse.append(path)
         return leaf
 

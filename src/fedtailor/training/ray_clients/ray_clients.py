@@ -158,8 +158,9 @@ class RayClients:
     def train(self, round_state: RoundState, number: int, clients: list[int], sent: Tree) -> ClientResults | None:
         """Train each client in its actor. The driver receives the uploads, or only their mean if that suffices."""
         positions = positions_by_actor(self._owner, clients)
-        # the noise of a trusted server is drawn for all uploads of a round
-        weights = self.server.method.mean_weights if not self.server.channel.trusted else None
+        # the noise of a trusted server is drawn for all uploads of a round, and robust aggregation compares them
+        needs_all = self.server.channel.trusted or self.server.robust.is_on
+        weights = None if needs_all else self.server.method.mean_weights
         common, messages = pack_messages(self.actors.put, sent, positions)
         reports: dict[int, ShardReport] = self.actors.call(
             {

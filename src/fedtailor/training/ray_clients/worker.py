@@ -10,6 +10,7 @@ import torch
 from fedtailor.core.batch import as_parts
 from fedtailor.core.system import deterministic, limit_cores, retain_freed_memory
 from fedtailor.core.trees import Tree, map_leaves, mean, stack
+from fedtailor.core.updates import UPDATE_NORM, norms, updates
 from fedtailor.errors import RunError, reason
 from fedtailor.runs.records import Values
 from fedtailor.training.channel.payload import count_bytes
@@ -172,24 +173,28 @@ class ShardWorker:
         if results is None:
             return ShardReport([], failures)
         self._cohorts.append(replace(results, sent={}, encoded={}))
+        metrics = results.client_metrics
         if weights is not None:
-            self._mean = self._mean_upload(number, results, weights)
+            self._mean, metrics = self._mean_upload(number, results, weights)
         return ShardReport(
             clients=results.clients,
             failures=failures,
             signature=tree_signature({"upload": results.encoded}),
             encoded=Packet.pack(results.encoded) if weights is None else None,
             bytes_up=count_bytes(results.encoded, len(results.clients)),
-            client_metrics=Packet.pack(results.client_metrics),
+            client_metrics=Packet.pack(metrics),
             drift=round_state.client_metrics,
             metrics_seconds=round_state.metrics_seconds,
         )
 
-    def _mean_upload(self, number: int, results: ClientResults, weights: str) -> Mean:
+    def _mean_upload(self, number: int, results: ClientResults, weights: str) -> tuple[Mean, Tree]:
+        """Return the mean of the uploads, and the clients' metrics with the norms of their updates."""
         first, own = self._groups[0], results.clients
         received = first.channel.decode(results.encoded, results.sent, own, number, first.shared.seed)
         sizes = first.setup.sizes[own] if weights == "size" else None
-        return float(len(own) if sizes is None else sizes.sum()), Packet.pack(mean(received, sizes))
+        lengths = norms(updates(received, results.sent), exact=False)  # cosines would need the mean of all actors
+        found = float(len(own) if sizes is None else sizes.sum()), Packet.pack(mean(received, sizes))
+        return found, results.client_metrics | ({} if lengths is None else {UPDATE_NORM: lengths})
 
     def mean_upload(self) -> Mean | None:
         """Return the mean of the uploads of the latest cohort."""
