@@ -83,7 +83,8 @@ def test_attack_on_the_first_round_does_not_change_what_honest_clients_trained(e
         ft.simulate(ft.methods.FedAvg(), net, tiny_federation(), rounds=1, dtype="float64", engine=engine, attack=a)
         for a in (None, attack)
     ]
-    assert all_same(*[[run.personal(client, "trained") for client in range(4)] for run in runs])
+    trained = [[run.personal(client, "trained") for client in range(4)] for run in runs]
+    assert all_same(trained[0], trained[1])
     assert not same(runs[0].server, runs[1].server)
 
 
