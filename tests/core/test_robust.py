@@ -65,7 +65,7 @@ def test_mean_of_equal_clients_is_their_value(kind: str) -> None:
 
 def test_norm_bound_scales_only_long_updates_and_every_part_by_itself() -> None:
     sent = {"params": {"w": torch.ones(3, 2)}}
-    uploads = {
+    uploads: Tree = {
         "params": {"w": torch.tensor([[1.1, 1.0], [1.0, 1.3], [1.0, 31.0]])},  # norms 0.1, 0.3, 30
         "extra": torch.tensor([[2.0], [-7.0], [5.0]]),  # not sent, norms 2, 7, 5
     }

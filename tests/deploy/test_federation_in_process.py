@@ -178,6 +178,8 @@ def test_deployment_without_what_an_evaluation_needs_is_rejected() -> None:
     assert "stay with the clients" in error_message(lambda: make_deployment({"measure_drift": True}))
     message = error_message(lambda: make_deployment({"method": "fedper", "evaluate_global": True}))
     assert "FedPer has no global model" in message
+    message = error_message(lambda: make_deployment({"min_clients": 2, "robust": {"kind": "median"}}))
+    assert "min_clients=2" in message and "at least 3 clients" in message
     message = error_message(lambda: make_deployment({"metrics": ["f1"]}).model())
     assert "no metric 'f1'" in message
 

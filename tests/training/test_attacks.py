@@ -1,11 +1,14 @@
 """Tests of attacks: what malicious clients upload, by hand, and that honest clients are not affected otherwise."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import fedtailor as ft
 from conftest import all_same, error_message, same, tiny_federation
+from fedtailor.analysis.comparability import experiment_key
 from fedtailor.analysis.rows import run_rows
 from fedtailor.core.trees import Tree
 from fedtailor.experiments.deployment import make_deployment
@@ -80,7 +83,8 @@ def test_attack_on_the_first_round_does_not_change_what_honest_clients_trained(e
         ft.simulate(ft.methods.FedAvg(), net, tiny_federation(), rounds=1, dtype="float64", engine=engine, attack=a)
         for a in (None, attack)
     ]
-    assert all_same(*[[run.personal(client, "trained") for client in range(4)] for run in runs])
+    trained = [[run.personal(client, "trained") for client in range(4)] for run in runs]
+    assert all_same(trained[0], trained[1])
     assert not same(runs[0].server, runs[1].server)
 
 
@@ -141,3 +145,15 @@ def test_rows_to_paste_have_columns_for_honest_clients(net: nn.Module) -> None:
     row = next(row for row in run_rows(run) if (row["moment"], row["choice"]) == ("trained", "last"))
     assert (row["honest"], row["honest_client_mean"]) == (found["weighted"], found["mean"])
     assert all(not isinstance(value, dict) for value in row.values())
+
+
+def test_runs_under_other_attacks_or_rules_are_not_comparable(net: nn.Module) -> None:
+    def key(**settings: Any) -> str:
+        return experiment_key(ft.simulate(ft.methods.FedAvg(), net, tiny_federation(), rounds=1, **settings))
+
+    plain = key()
+    assert plain == key(robust=ft.Robust(fraction=0.1))  # a fraction without a rule has no effect
+    others = [
+        key(robust=ft.Robust(kind="median")), key(attack=ft.attacks.Noise()), key(attack=ft.attacks.Noise(scale=2)),
+    ]  # fmt: skip
+    assert len({plain, *others}) == 4

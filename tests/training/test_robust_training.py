@@ -67,7 +67,7 @@ def test_norm_bound_that_never_acts_changes_no_bit(name: str, net: nn.Module) ->
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedapm", "fedlag", "fedexp", "selffl"])
 def test_trimmed_mean_of_fraction_zero_is_the_uniform_mean(name: str, net: nn.Module) -> None:
-    kind = METHODS[name]
+    kind: Any = METHODS[name]
     method = kind() if name == "fedapm" else kind(weights="uniform")
     if name == "selffl":
         method = ft.methods.SelfFL(weights="uniform", adjust_weights=False, warmup=1)

@@ -44,6 +44,9 @@ def experiment_key(run: Run) -> str:
     skipped = ("method", "seed", *NEUTRAL_SETTINGS)
     settings = {name: v for name, v in run.experiment.items() if name not in skipped and v is not None}
     settings.setdefault("precision", "float32")  # runs of versions without this setting
+    robust = settings.get("robust")
+    if isinstance(robust, dict) and robust.get("kind") == "none":  # its other fields have no effect
+        del settings["robust"]
     settings["data"] = {**run.experiment["data"], "seed": None, "repeat": is_repeated(run)}
     evaluation = [run.info["score"], run.info["higher_is_better"], run.num_clients]
     return json.dumps([settings, evaluation], sort_keys=True, default=str)

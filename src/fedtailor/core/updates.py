@@ -118,7 +118,8 @@ def norms(stacked: Tree, exact: bool = True) -> Tensor | None:
 
 def _norm_of_large(part: Tensor) -> Tensor:
     largest = to_float64(part.abs().amax(1)).clamp(min=torch.finfo(float64_on(part.device)).tiny)
-    return largest * torch.linalg.vector_norm(to_float64(part) / largest[:, None], dim=1)
+    lengths: Tensor = largest * torch.linalg.vector_norm(to_float64(part) / largest[:, None], dim=1)
+    return lengths
 
 
 def update_metrics(uploads: Tree, sent: Tree) -> Tree:

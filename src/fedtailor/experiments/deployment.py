@@ -113,6 +113,8 @@ class Deployment(TrainingConfig):
         if self.evaluate_global:
             self.method.check_global_model()
         self.check_method(self.method)
+        if self.min_clients is not None and (reason := self.robust.too_few(self.min_clients)) is not None:
+            raise ConfigError(f"A round may have min_clients={self.min_clients} clients, but {reason}.")
         self.augmentation.check(self.inputs.shape)
         if self.class_weights == "balanced":
             fix = "add up the clients' numbers, and set class_weights to one number per class"

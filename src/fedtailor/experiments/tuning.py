@@ -82,7 +82,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class SweepComparison:
-    """Settings that are compared under the same conditions: the same data and the same unreliable clients."""
+    """Settings that are compared under the same conditions: the same data and unreliable or malicious clients."""
 
     conditions: Values  # axis -> value
     axes: tuple[str, ...]  # that are tuned
@@ -232,12 +232,12 @@ def compare_settings(axes: Sequence[str], outcomes: Sequence[Outcome], moment: s
 
 
 def is_condition(axis: str) -> bool:
-    """Return whether an axis describes the problem (data, unreliable clients) and therefore cannot be tuned.
+    """Return whether an axis describes the problem (data, unreliable or malicious clients) and so cannot be tuned.
 
     >>> is_condition("data.alpha"), is_condition("method.lr")
     (True, False)
     """
-    return axis not in REPEATS and axis.partition(".")[0] in ("data", "unreliable")
+    return axis not in REPEATS and axis.partition(".")[0] in ("data", "unreliable", "attack")
 
 
 def sweep_table(found: Sequence[SweepComparison]) -> Table:

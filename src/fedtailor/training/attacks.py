@@ -191,8 +191,8 @@ class EdgeOfInterval(Attack):
 def little_is_enough_z(clients: int, malicious: int) -> float:
     """Return z_max of Baruch, Baruch, Goldberg (2019): a majority forms with the honest clients that are farther away.
 
-    >>> round(little_is_enough_z(50, 12), 2)
-    0.48
+    >>> round(little_is_enough_z(50, 24), 2)
+    1.43
     """
     honest = clients - malicious
     supporters = clients // 2 + 1 - malicious
