@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import fedtailor as ft
@@ -36,7 +37,7 @@ def test_pool_without_fork_has_the_same_bits_and_says_why(
     fed = tiny_federation()
 
     def train(engine: str) -> ft.Run:
-        return ft.simulate(ft.methods.FedPer(), ft.network("mlp", fed), fed, rounds=2, engine=engine)
+        return ft.simulate(ft.methods.FedPer(), ft.network("mlp", fed), fed, rounds=2, engine=engine, device="cpu")
 
     pool, sequential, vectorized = train("pool"), train("sequential"), train("vectorized")
     assert [r["accuracy_trained"] for r in pool.records] == [r["accuracy_trained"] for r in sequential.records]
@@ -64,6 +65,7 @@ def test_dashboard_without_proc_and_ps_finds_no_process(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the engine pool needs a machine without a GPU")
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_command_on_another_system_trains_in_spawned_processes(system: str, tmp_path: Path) -> None:
     """The numbers are those of this system; the runs are locked, trained, saved, and compared."""
