@@ -319,7 +319,7 @@ class FlowerClients:
         decoded = mask_absent_rows(channel.decode(stacked, sent, [client], number, secrets.token_bytes(32)))
         for failure in find_non_finite([client], {"upload": decoded}).values():
             raise DivergedError(failure.reason)
-        return update_norms(take(decoded, 0), message)
+        return update_norms(decoded, sent)
 
 
 def _read_scores(fields: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]]) -> dict[str, float]:

@@ -3,32 +3,29 @@
 from collections.abc import Mapping
 from statistics import median
 
-from fedtailor.core.system import to_float64
-from fedtailor.core.trees import Tree, flatten
+from fedtailor.core.trees import Tree, leaves
+from fedtailor.core.updates import float_values, norms, updates
 
 _MIN_CLIENTS = 3  # with two, nobody can tell which one is right
 
 
 def update_norms(upload: Tree, sent: Tree) -> dict[str, float]:
-    """Return the norm of the change in each part of an upload: of the difference to what was sent, where it was sent.
+    """Return the norm of the update in each part of one client's upload; both trees are stacked, with a single row.
 
     Parts without a matrix are left out: numbers of samples, losses, and the like may differ by orders of magnitude
     between clients.
 
-    >>> update_norms({"params": {"w": torch.tensor([[3.0, 4.0]])}, "loss": torch.tensor(9.0)}, {})
+    >>> update_norms({"params": {"w": torch.tensor([[[3.0, 4.0]]])}, "loss": torch.tensor([9.0])}, {})
     {'params': 5.0}
     """
-    before, squares = flatten(sent), dict[str, float]()
-    for part, tree in upload.items():
-        leaves = flatten({part: tree})
-        floats = {path: leaf for path, leaf in leaves.items() if leaf.is_floating_point()}
-        if max((leaf.ndim for leaf in floats.values()), default=0) < 2:
+    found: dict[str, float] = {}
+    for name, part in upload.items():
+        values = [float_values(leaf) for _, leaf in leaves({name: part})]
+        if max((tensor.ndim for tensor in values if tensor is not None), default=0) < 3:
             continue
-        squares[part] = 0.0
-        for path, leaf in floats.items():
-            change = to_float64(leaf) - to_float64(before[path]) if path in before else to_float64(leaf)
-            squares[part] += float(change.square().sum())
-    return {part: square**0.5 for part, square in squares.items()}
+        if (lengths := norms(updates({name: part}, {name: sent.get(name)}))) is not None:
+            found[name] = float(lengths[0])
+    return found
 
 
 def find_outliers(norms: Mapping[int, Mapping[str, float]], factor: float) -> dict[int, str]:
