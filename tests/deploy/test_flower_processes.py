@@ -35,8 +35,10 @@ from fedtailor.deploy.client.client_folder import worker_file
 from fedtailor.deploy.keys import Bundle, make_keys, open_bundle
 from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.server import superlink
+from fedtailor.deploy.server.limits import Limits
+from fedtailor.deploy.server.listener import bind, run_proxy
 from fedtailor.deploy.server.operator_folder import enrolled_clients
-from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
+from fedtailor.deploy.server.proxy import Proxy
 from fedtailor.deploy.subprocesses import (
     Subprocess,
     find_processes,
