@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import resource
 import socket
 import ssl
 import subprocess
@@ -130,6 +131,8 @@ async def honest_client(port: int, tls: ssl.SSLContext, signer: Signer, source: 
 
 async def attack(kind: str, port: int, tls: ssl.SSLContext, connections: int, seconds: float) -> int:
     """Keep connections open, and return how many were opened."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     opened = 0
 
     async def keep_one() -> None:
@@ -199,7 +202,7 @@ def _server(folder: Path) -> Iterator[tuple[int, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attacks", default=",".join(ATTACKS))
-    parser.add_argument("--connections", type=int, default=512)
+    parser.add_argument("--connections", type=int, default=1100)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--port", type=int, help="of another reverse proxy that is attacked instead")
     parser.add_argument("--pid", type=int, help="its process")
