@@ -1,12 +1,12 @@
 """Attack the server's port without a key, and measure whether honest clients get through.
 
     python benchmarks/flood.py                # FedTailor's own listener
-    python benchmarks/flood.py --port 9443    # another reverse proxy, started by hand, in front of the port it prints
+    python benchmarks/flood.py --port 9443    # another reverse proxy, started by hand, before the port that it prints
 
-The attack comes from one address of this machine, 127.0.0.1, and keeps a number of connections in one state: `idle` (TCP
-only), `slow` (one header line per second after the TLS handshake), or `shake` (TLS handshakes, one after the other). Two
-honest clients send a signed request per half second, each on a new connection, from the attacker's address and from
-another one.
+The attack comes from one address of this machine, 127.0.0.1, and keeps a number of connections in one state: `idle`
+(TCP only), `slow` (one header line per second after the TLS handshake), or `shake` (TLS handshakes, one after the
+other). Two honest clients send a signed request per half second, each on a new connection, from the attacker's address
+and from another one.
 """
 
 import argparse
@@ -77,9 +77,7 @@ def serve(folder: Path) -> None:
     files = {"ssl_certfile": keys / "server.crt", "ssl_keyfile": keys / "server.key"}
     server = uvicorn.Server(uvicorn.Config(superlink, ws="none", lifespan="off", log_level="error", **files))
     threading.Thread(target=server.run, args=([listener],), daemon=True).start()
-    proxy = Proxy(
-        f"127.0.0.1:{listener.getsockname()[1]}", ssl.create_default_context(cafile=keys / "authority.crt")
-    )
+    proxy = Proxy(f"127.0.0.1:{listener.getsockname()[1]}", ssl.create_default_context(cafile=keys / "authority.crt"))
     proxy.allow_only({name: client.public_key for name, client in enrolled_clients(folder).items()})
     with bind("localhost", 0) as public, run_proxy(proxy, public, keys / "server.crt", keys / "server.key"):
         print(public.getsockname()[1], flush=True)

@@ -1,9 +1,9 @@
 """Which connections stay open when there are too many.
 
-Before a client's first signed request, nothing distinguishes it from an attacker, who may even share its address. If new
-connections were rejected while all places are taken, an attacker who takes them would lock everyone out. Therefore a new
-connection always gets a place, and the oldest one of the address that has most of them is closed: an honest client needs
-its place for a second only, and then has places of its own.
+Before a client's first signed request, nothing distinguishes it from an attacker, who may even share its address. If
+new connections were rejected while all places are taken, an attacker who takes them would lock everyone out. Therefore
+a new connection always gets a place, and the oldest one of the address that has most of them is closed: an honest
+client needs its place for a second only, and then has places of its own.
 """
 
 import time

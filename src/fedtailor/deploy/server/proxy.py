@@ -178,7 +178,6 @@ class Proxy:
                 await self._send(send, chunk)
             await send({"type": "http.response.body"})
 
-
     async def _send(self, send: Send, chunk: bytes) -> None:
         try:
             async with asyncio.timeout(self.limits.idle_timeout):
