@@ -23,17 +23,17 @@ from support.proxied_superlink import FLEET, LIMITS, FakeSuperLink, SigningClien
 ATTACKER, OTHER = "127.0.0.1", "127.0.0.2"
 PATH = FLEET + "pull-messages"
 PARTIAL = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: localhost\r\n"
-FEW = replace(LIMITS, unsigned=16, unsigned_per_address=8)
+FEW = replace(LIMITS, unsigned=16, unsigned_per_address=8, new_per_second=1e6)
 
 
 # ---- by hand
 
 
 class Visitors:
-    """Connections to an admission, by name; its clock stands at `now`."""
+    """Connections to an admission, by name; a new one arrives every `interval` seconds."""
 
-    def __init__(self, limits: Limits, places: int = 1000) -> None:
-        self.now = 0.0
+    def __init__(self, limits: Limits, places: int = 1000, interval: float = 1.0) -> None:
+        self.now, self._interval = 0.0, interval
         self.reported: list[tuple[str, str]] = []
         self.admission = Admission(
             limits, lambda *event: self.reported.append(event), places=places, clock=lambda: self.now
@@ -44,6 +44,7 @@ class Visitors:
     def arrive(self, *names: str) -> None:
         """Open connections, each named after its address with a letter for each further connection."""
         for name in names:
+            self.now += self._interval
             connection = Connection(name.rstrip("abcd"), lambda name=name: self.open.remove(name), self.now)  # type: ignore[misc]
             self.open.append(name)
             self._connections[name] = connection
@@ -89,7 +90,7 @@ def test_admission_reserves_places_for_addresses_of_clients() -> None:
 
 
 def test_admission_does_not_count_signed_connections_as_unsigned() -> None:
-    visitors = Visitors(Limits(unsigned=2, unsigned_per_address=2, per_client=2))
+    visitors = Visitors(Limits(unsigned=2, unsigned_per_address=2, per_client=2, reserved_per_address=0))
     for name, client in {"1a": "hospital", "1b": "hospital", "2a": "clinic"}.items():
         visitors.arrive(name)
         visitors.sign(name, client)
@@ -101,7 +102,7 @@ def test_admission_does_not_count_signed_connections_as_unsigned() -> None:
 
 
 def test_admission_counts_new_connections_per_second_except_those_of_clients() -> None:
-    visitors = Visitors(Limits(unsigned=9, unsigned_per_address=2, new_per_second=1.0))
+    visitors = Visitors(Limits(unsigned=9, unsigned_per_address=2, new_per_second=1.0), interval=0.0)
     visitors.arrive("1a", "1b", "1c", "2a")
     assert visitors.open == ["1a", "1b", "2a"] and visitors.reported[0][0] == "1"
     visitors.sign("1a", "hospital")
@@ -246,29 +247,36 @@ def test_raise_descriptor_limit_raises_soft_limit() -> None:
 
 
 _SERVER_WITH_FEW_DESCRIPTORS = """
-import resource, sys
+import os, resource, sys
 from pathlib import Path
 from support.proxied_superlink import proxy_before
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 with proxy_before(int(sys.argv[2]), Path(sys.argv[1])) as client:
     print(client.port, flush=True)
+    sys.stdin.readline()
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used, 64))
+    print("none left", flush=True)
     sys.stdin.read()
 """
 
 
 @pytest.mark.slow
-def test_server_without_descriptors_says_so_and_makes_room(folder: Path) -> None:
-    """A hundred idle connections, but only 64 descriptors."""
+def test_server_with_few_descriptors_serves_clients_and_says_so_when_none_are_left(folder: Path) -> None:
     with ExitStack() as stack, serve_fake(FakeSuperLink(), folder) as superlink:
         command = [sys.executable, "-c", _SERVER_WITH_FEW_DESCRIPTORS, str(folder), str(superlink)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        server = stack.enter_context(subprocess.Popen(command, text=True, env=env, **pipes))
+        pipe = subprocess.PIPE
+        server = stack.enter_context(
+            subprocess.Popen(command, text=True, env=env, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=1)
+        )
         stack.callback(server.kill)
-        assert server.stdout is not None and server.stderr is not None
+        assert server.stdin is not None and server.stdout is not None and server.stderr is not None
         client = SigningClient(folder, int(server.stdout.readline()), folder.parent / "a" / "bundle" / "key")
         flood(client, 100, False, stack)
         assert client.post(PATH)[0] == 200
-        server.kill()
+        server.stdin.write("\n")
+        assert server.stdout.readline() == "none left\n"
+        flood(client, 5, False, stack)
         problem = f"{ATTACKER}: this process has too many files and connections open; raise its limit"
-        assert problem in server.stderr.read()
+        assert any(line.startswith(problem) for line in server.stderr)

@@ -43,7 +43,9 @@ def run_proxy(proxy: Proxy, listener: socket.socket, certificate: Path, key: Pat
     """Serve at a socket in a separate thread; yield a function that returns whether the thread is still running."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificate, key)
-    server = _Server(proxy, listener, tls, raise_descriptor_limit() - _OTHER_DESCRIPTORS)
+    descriptors = raise_descriptor_limit()
+    places = max(descriptors - _OTHER_DESCRIPTORS, descriptors // 2)
+    server = _Server(proxy, listener, tls, places)
     gc.freeze()  # exempts imported modules from garbage collection, which would otherwise dominate the proxy's CPU time
     thread = threading.Thread(target=server.http.run, args=([],), name="proxy", daemon=True)
     thread.start()
@@ -77,7 +79,7 @@ class _Server:
     def __init__(self, proxy: Proxy, listener: socket.socket, tls: ssl.SSLContext, places: int) -> None:
         self._proxy, self._listener, self._tls = proxy, listener, tls
         self._events = proxy_events()
-        self._admission = Admission(proxy.limits, self._events.add, max(places, proxy.limits.unsigned_per_address))
+        self._admission = Admission(proxy.limits, self._events.add, places)
         self._handshakes = set[asyncio.Task[None]]()
         config = uvicorn.Config(
             self._app,
