@@ -161,8 +161,10 @@ class _Server:
                 )
         except TimeoutError:
             self._events.add(connection.address, f"no TLS handshake within {timeout:.0f} s")
-        except OSError:  # it does not speak TLS, does not trust the certificate, or was closed
+        except ssl.SSLError:  # it does not speak TLS, or does not trust the certificate
             self._events.add(connection.address, "no successful TLS handshake")
+        except OSError:  # closed: probes of load balancers do nothing else
+            pass
         finally:
             if not protocol.connected:
                 self._admission.release(connection)
