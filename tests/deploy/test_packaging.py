@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from support.federation_processes import Federation, federation
+from support.proxied_superlink import prepare
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 UNITS = PACKAGING / "systemd"
@@ -135,6 +137,27 @@ def test_all_formats_start_the_same_server(tmp_path: Path) -> None:
     assert [process.local()[0] for process in processes] == [
         [PROGRAM, "deploy", "server", str(tmp_path / "federation")]
     ] * 3
+
+
+def test_init_container_unpacks_operator_folder_once(tmp_path: Path) -> None:
+    """With the command of the manifest's comment, and without the authority's key and the bundles."""
+    folder, volume = prepare(tmp_path / "federation", ["a"]), tmp_path / "volume"
+    (folder / "app").mkdir()
+    volume.mkdir()
+    manifest = (PACKAGING / "kubernetes" / "server.yaml").read_text()
+    packed = re.search(r"^# +(tar .*)$", manifest, re.MULTILINE)
+    assert packed is not None
+    subprocess.run(shlex.split(packed[1]), cwd=tmp_path, check=True)
+    (init,) = dict(pods())["server.yaml"]["initContainers"]
+    unpack = Process(init["command"], {}, {"/federation": volume, "/secret": tmp_path}).local()[0]
+    subprocess.run(unpack, check=True)
+    names = {str(path.relative_to(volume)) for path in volume.rglob("*") if path.is_file()}
+    expected = {"keys/authority.crt", "keys/server.crt", "keys/server.key", "clients.json", "deployment.toml"}
+    assert names - {"keys/lock"} == expected
+    assert stat.S_IMODE((volume / "keys" / "server.key").stat().st_mode) == 0o600
+    (volume / "clients.json").write_text("{}")
+    subprocess.run(unpack, check=True)
+    assert (volume / "clients.json").read_text() == "{}"
 
 
 def pods() -> list[tuple[str, dict[str, Any]]]:
