@@ -1,9 +1,13 @@
 """Errors that FedTailor raises on purpose. Each message names the thing, the problem, and the fix."""
 
+import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
 from unicodedata import category
 
+_OUT_OF_DESCRIPTORS = (
+    "this process has too many files and connections open; raise its limit (ulimit -n, LimitNOFILE= of systemd)"
+)
 _MAX_REASON_LENGTH = 300  # characters of an error that others raise
 
 
@@ -65,6 +69,8 @@ def reason(error: BaseException, with_type: bool = False) -> str:
     >>> reason(ZeroDivisionError("division by zero"), with_type=True)
     'ZeroDivisionError: division by zero'
     """
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return _OUT_OF_DESCRIPTORS
     text = getattr(error, "strerror", None) or next(iter(str(error).strip().splitlines()), "")
     if not isinstance(error, FedTailorError):
         text = text.partition(". ")[0][:_MAX_REASON_LENGTH]

@@ -1,44 +1,25 @@
-"""Flower's processes: the reverse proxy, subprocesses, and the SuperNode's output."""
+"""Flower's processes: subprocesses, and the SuperNode's output."""
 
-import http.client
-import json
 import os
-import socket
-import ssl
 import subprocess
 import sys
 import threading
-from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
-from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 from flwr.app import Message as FlowerMessage
-from flwr.proto.fleet_pb2 import PushMessagesRequest
-from flwr.proto.message_pb2 import Message, Metadata
-from flwr.proto.node_pb2 import Node
-from starlette.types import Receive, Scope, Send
 
 from conftest import error_message, tiny_federation
 from fedtailor.deploy import executor
 from fedtailor.deploy.app_bundle import build_app
 from fedtailor.deploy.client import supernode, worker_process
 from fedtailor.deploy.client.client_folder import worker_file
-from fedtailor.deploy.keys import Bundle, make_keys, open_bundle
+from fedtailor.deploy.keys import Bundle
 from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.server import superlink
-from fedtailor.deploy.server.operator_folder import enrolled_clients
-from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
-from fedtailor.deploy.server.refusals import find_refusal, write_refusal
 from fedtailor.deploy.subprocesses import (
     Subprocess,
     find_processes,
@@ -47,267 +28,10 @@ from fedtailor.deploy.subprocesses import (
     skip_repeats,
     stop_all,
 )
-from fedtailor.experiments.deployment import Deployment, write_deployment
 from fedtailor.runs.files import folder_lock
-from support.federation_processes import TIMEOUT, free_port, wait_until
+from support.federation_processes import TIMEOUT, wait_until
 from support.flower_in_process import federate
-
-_LIMITS = Limits(body_bytes=3_000_000, upload_bytes=5_000_000)
-_FLEET = "/v1/fleet/"
-
-
-def prepare(folder: Path, clients: list[str]) -> Path:
-    """Create an operator's folder with a free port, and the clients' folders next to it."""
-    write_deployment(folder, Deployment(address=f"localhost:{free_port()}"))
-    for tar in make_keys(folder, clients):
-        open_bundle(tar, folder.parent / tar.stem / "bundle")
-    return folder
-
-
-# ---- the reverse proxy
-
-
-class FakeSuperLink:
-    """Records forwarded requests and responds with `response`."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[str, bytes]] = []
-        self.response = b""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-        self.requests.append((scope["path"], body))
-        headers = [(b"content-type", b"application/x-protobuf"), (b"content-length", str(len(self.response)).encode())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": self.response})
-
-
-class SigningClient:
-    """An HTTP client that signs its requests with a key."""
-
-    def __init__(self, folder: Path, port: int, key: Path) -> None:
-        self._tls = ssl.create_default_context(cafile=folder / "keys" / "authority.crt")
-        self.port = port
-        private = load_ssh_private_key(key.read_bytes(), None)
-        assert isinstance(private, EllipticCurvePrivateKey)
-        self._private = private
-
-    def connect(self) -> http.client.HTTPSConnection:
-        return http.client.HTTPSConnection("localhost", self.port, context=self._tls, timeout=20)
-
-    def sign(self, offset: timedelta = timedelta(0)) -> dict[str, str]:
-        encoded = self._private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-        now = (datetime.now(UTC) + offset).isoformat()
-        signature = self._private.sign(now.encode(), ECDSA(SHA256()))
-        headers = {"flwr-public-key": b64encode(encoded).decode(), "flwr-timestamp": now}
-        return {**headers, "flwr-signature": b64encode(signature).decode(), "content-type": "application/x-protobuf"}
-
-    def post(
-        self, path: str, body: bytes = b"", method: str = "POST", overrides: Mapping[str, str] | None = None
-    ) -> tuple[int, bytes]:
-        connection = self.connect()
-        connection.request(method, path, body, {**self.sign(), **(overrides or {})})
-        response = connection.getresponse()
-        content = response.read()
-        connection.close()
-        return response.status, content
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("proxy") / "operator", ["a", "b"])
-
-
-@contextmanager
-def serve_fake(fake: FakeSuperLink, folder: Path) -> Iterator[int]:
-    """Serve a fake SuperLink on this machine and yield its port."""
-    keys, listener = folder / "keys", socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        fake,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        ssl_certfile=keys / "server.crt",
-        ssl_keyfile=keys / "server.key",
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([listener],))
-    thread.start()
-    yield int(listener.getsockname()[1])
-    server.should_exit = True
-    thread.join()
-
-
-@contextmanager
-def proxy_before(superlink: int, folder: Path, limits: Limits = _LIMITS) -> Iterator[SigningClient]:
-    """Run a proxy to a port that allows the client a, but not b, and yield a."""
-    keys = folder / "keys"
-    tls = ssl.create_default_context(cafile=keys / "authority.crt")
-    proxy = Proxy(f"127.0.0.1:{superlink}", tls, limits, partial(write_refusal, folder))
-    proxy.allow_only({"a": enrolled_clients(folder)["a"].public_key})
-    with bind("localhost", 0) as listener, run_proxy(proxy, listener, keys / "server.crt", keys / "server.key"):
-        yield SigningClient(folder, int(listener.getsockname()[1]), folder.parent / "a" / "bundle" / "key")
-
-
-@pytest.fixture
-def proxied(folder: Path) -> Iterator[tuple[FakeSuperLink, SigningClient]]:
-    fake = FakeSuperLink()
-    with serve_fake(fake, folder) as port, proxy_before(port, folder) as client:
-        yield fake, client
-
-
-def test_proxy_forwards_request_and_returns_response(proxied: tuple[FakeSuperLink, SigningClient]) -> None:
-    fake, client = proxied
-    fake.response = os.urandom(1_500_000)
-    sent = os.urandom(2_000_000)
-    assert client.post(_FLEET + "push-object", sent) == (200, fake.response)
-    assert fake.requests == [("/v1/fleet/push-object", sent)]
-
-
-_OTHER_PATHS = """
-/v1/control/start-run /v1/control/list-nodes /v1/runtime/acquire-task /docs /health /
-/v1/fleet/../control/start-run /v1/fleet/%2e%2e/control/start-run /v1/fleet/..%2fcontrol%2fstart-run
-/v1/fleet//pull-messages //v1/fleet/pull-messages /v1/fleet/pull-messages/ /v1/fleet/pull-messages?x
-/v1/fleet/pull%2dmessages /V1/fleet/pull-messages /v1/fleet/ /v1/fleet/pull-messages;x
-https://localhost/v1/control/start-run /v1/fleet/pull-messages%00
-"""
-
-
-def test_proxy_rejects_all_paths_but_the_fleet_interface(proxied: tuple[FakeSuperLink, SigningClient]) -> None:
-    fake, client = proxied
-    assert {path: client.post(path)[0] for path in _OTHER_PATHS.split()} == dict.fromkeys(_OTHER_PATHS.split(), 404)
-    assert fake.requests == []
-
-
-def test_proxy_rejects_unusual_requests(proxied: tuple[FakeSuperLink, SigningClient]) -> None:
-    fake, client = proxied
-    path = _FLEET + "pull-messages"
-    assert [client.post(path, method=method)[0] for method in ("GET", "PUT", "DELETE", "OPTIONS")] == [405] * 4
-    assert client.post(path, overrides={"connection": "upgrade", "upgrade": "websocket"})[0] == 411
-    connection = client.connect()
-    connection.request("POST", path, iter([b"a", b"b"]), client.sign())  # chunked, without a length
-    assert connection.getresponse().status == 411
-    assert client.post(path, overrides={"more": "x" * 20_000})[0] == 431
-    assert fake.requests == []
-
-
-def test_proxy_rejects_requests_that_no_allowed_client_signed(
-    proxied: tuple[FakeSuperLink, SigningClient], folder: Path
-) -> None:
-    fake, client = proxied
-    path = _FLEET + "pull-messages"
-    stranger = SigningClient(folder, client.port, folder.parent / "b" / "bundle" / "key")
-    status, content = stranger.post(path)
-    assert status == 412 and "does not know this client's key" in json.loads(content)["detail"]
-    other_signature = {"flwr-signature": stranger.sign()["flwr-signature"]}
-    assert "not signed with its key" in json.loads(client.post(path, overrides=other_signature)[1])["detail"]
-    for hours in (-1, 1):
-        content = client.post(path, overrides=client.sign(timedelta(hours=hours)))[1]
-        detail = json.loads(content)["detail"]
-        assert "clock of 'a'" in detail and f"{hours * 3600:+,}"[:4] in detail
-    assert [client.post(path, overrides={"flwr-timestamp": time})[0] for time in ("", "now", "9" * 400)] == [412] * 3
-    assert fake.requests == []
-
-
-def test_proxy_limits_upload_per_message(proxied: tuple[FakeSuperLink, SigningClient]) -> None:
-    fake, client = proxied
-    chunk = bytes(2_000_000)
-    assert client.post(_FLEET + "push-object", bytes(_LIMITS.body_bytes + 1))[0] == 413
-    assert [client.post(_FLEET + "push-object", chunk)[0] for _ in range(3)] == [200, 200, 413]
-    assert client.post(_FLEET + "pull-messages")[0] == 200  # no message for the client: an empty response
-    assert client.post(_FLEET + "push-object", chunk)[0] == 413
-    fake.response = b"a message"
-    assert client.post(_FLEET + "pull-messages")[0] == 200
-    assert client.post(_FLEET + "push-object", chunk)[0] == 200
-    assert sum(len(body) for _, body in fake.requests) == 3 * len(chunk)
-
-
-def test_proxy_tells_the_run_which_reply_it_refused(proxied: tuple[FakeSuperLink, SigningClient], folder: Path) -> None:
-    _, client = proxied
-
-    def reply(message_id: str, source: int = 5) -> int:
-        metadata = Metadata(src_node_id=source, reply_to_message_id=message_id)
-        request = PushMessagesRequest(node=Node(node_id=5), messages_list=[Message(metadata=metadata)])
-        return client.post(_FLEET + "push-messages", request.SerializeToString())[0]
-
-    assert reply("first") == 200 and find_refusal(folder, "a", "first") is None
-    assert client.post(_FLEET + "push-object", bytes(_LIMITS.body_bytes + 1))[0] == 413
-    assert "at most 3,000,000 are allowed" in str(find_refusal(folder, "a", "first"))
-    assert reply("second") == 200 and find_refusal(folder, "a", "second") is None
-    assert [client.post(_FLEET + "push-object", bytes(2_000_000))[0] for _ in range(3)] == [200, 200, 413]
-    assert find_refusal(folder, "a", "second") == "'a' sends more than 5,000,000 bytes in reply to one message"
-    assert reply("third", source=6) == 400
-    assert find_refusal(folder, "a", "third") == "'a' replies in another client's name"
-    assert find_refusal(folder, "b", "third") is None and find_refusal(folder, "a", "second") is None
-
-
-def test_proxy_keeps_connection_open_after_rejected_upload(proxied: tuple[FakeSuperLink, SigningClient]) -> None:
-    """Flower's client would treat a closed connection as a network error and send everything again."""
-    _, client = proxied
-    connection = client.connect()
-    for _ in range(2):
-        connection.request("POST", _FLEET + "push-object", bytes(8 * _LIMITS.body_bytes), client.sign())
-        response = connection.getresponse()
-        assert response.status == 413 and b"'a'" in response.read()
-
-
-def test_proxy_rejects_replies_in_another_clients_name(proxied: tuple[FakeSuperLink, SigningClient]) -> None:
-    fake, client = proxied
-
-    def replies(node: int, source: int) -> bytes:
-        message = Message(metadata=Metadata(src_node_id=source))
-        return bytes(PushMessagesRequest(node=Node(node_id=node), messages_list=[message]).SerializeToString())
-
-    assert client.post(_FLEET + "push-messages", replies(5, 6))[0] == 400
-    assert client.post(_FLEET + "push-messages", b"\xff\xff")[0] == 400
-    assert fake.requests == []
-    assert client.post(_FLEET + "push-messages", replies(5, 5)) == (200, b"")
-    assert fake.requests == [("/v1/fleet/push-messages", replies(5, 5))]
-
-
-def test_proxy_without_superlink_responds_502_and_does_not_count_upload(folder: Path) -> None:
-    with serve_fake(FakeSuperLink(), folder) as port:
-        pass
-    with proxy_before(port, folder) as client:
-        statuses = [client.post(_FLEET + "push-object", bytes(2_000_000))[0] for _ in range(4)]
-    assert statuses == [502] * 4  # which Flower's client treats as temporary
-
-
-def test_proxy_closes_idle_and_excess_connections(folder: Path) -> None:
-    fake, limits = FakeSuperLink(), replace(_LIMITS, idle_timeout=1.0, connections=2)
-    with serve_fake(fake, folder) as port, proxy_before(port, folder, limits) as client:
-        silent = client.connect()
-        silent.connect()
-        assert silent.sock.recv(1) == b""
-        slow = client.connect()
-        slow.request("POST", _FLEET + "push-object", b"", {**client.sign(), "content-length": "100"})
-        assert slow.getresponse().status == 408
-        many = [client.connect() for _ in range(3)]
-        for connection in many:
-            connection.connect()
-        with pytest.raises(OSError):
-            many[-1].request("POST", _FLEET + "pull-messages", b"", client.sign())
-            many[-1].getresponse()
-    assert fake.requests == []
-
-
-def test_proxy_rejects_invalid_public_key() -> None:
-    proxy = Proxy("127.0.0.1:1", ssl.create_default_context())
-    assert "'a'" in error_message(lambda: proxy.allow_only({"a": "ssh-rsa what"}))
-
-
-def test_bind_rejects_port_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert str(port) in error_message(lambda: bind("localhost", port))
-    with bind("localhost", port) as ours, pytest.raises(ConnectionRefusedError):  # before the proxy listens
-        socket.create_connection(ours.getsockname())
-
+from support.proxied_superlink import prepare
 
 # ---- subprocesses
 
@@ -415,7 +139,8 @@ def test_worker_answers_messages_until_it_ends_and_is_replaced(tmp_path: Path, m
     worker.stop()
 
 
-def test_server_of_folder_cannot_be_started_twice(folder: Path) -> None:
+def test_server_of_folder_cannot_be_started_twice(tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "operator", ["a"])
     (folder / "home").mkdir()
     with folder_lock(folder / "home"):
         assert "is already running" in error_message(lambda: superlink.serve(folder))

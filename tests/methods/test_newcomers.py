@@ -153,10 +153,13 @@ def test_two_clients_can_join_one_after_the_other(name: str, statistics: bool, n
             assert shapes(federation.server) == shapes(federation.method.init_server(federation.setup))
             expected = shapes(federation.method.init_client(federation.setup))
             assert all(shapes(state) == expected for state in federation.states.values())
-            check_finite({"server": federation.server, "models": federation.models(*range(count))}, federation.number)
+            check_finite(
+                {"server": federation.server, "models": federation.models(*range(count))}, federation.number, str
+            )
             check_finite(
                 {str(client): tree for client, tree in (federation.states | federation.uploads).items()},
                 federation.number,
+                str,
             )
             federation.train_round()
     variances = [leaf for path, leaf in flatten(federation.models(3, 4)).items() if path.endswith("running_var")]

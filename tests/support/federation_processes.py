@@ -32,6 +32,7 @@ from fedtailor.runs.reader import load_run
 from fedtailor.runs.run import MOMENTS, Run
 
 TIMEOUT = 600.0  # seconds; generous, because the machine may be busy
+_PROGRAM = (sys.executable, "-m", "fedtailor.cli.main", "deploy")
 _MARKER = "FEDTAILOR_TEST_COMMAND"  # environment variable that identifies the processes of a command
 _NEVER = threading.Event()  # never set
 deploy_command = get_command(deploy.deploy)
@@ -132,13 +133,16 @@ def free_port() -> int:
 class DeployCommand:
     """A running `fedtailor deploy ...` command with all processes that it starts."""
 
-    def __init__(self, args: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, args: Sequence[str], log: Path, env: Mapping[str, str], program: Sequence[str] = _PROGRAM
+    ) -> None:
         self._marker = f"{_MARKER}={log.absolute()}".encode()
         self.log = log
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **env, _MARKER: str(log.absolute())}
         with log.open("ab") as file:
-            command = [sys.executable, "-m", "fedtailor.cli.main", "deploy", *args]
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env)
+            self.process = subprocess.Popen(
+                [*program, *args], stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env
+            )
 
     def processes(self, text: str = "") -> list[int]:
         """Return the PIDs of its processes, including orphans, whose command line contains the text."""
@@ -208,13 +212,18 @@ class Federation:
         path = write_sitecustomize(let_deadline_pass, self.folder / let_deadline_pass.__name__)
         env = {"LATE_FILE": str(self.folder / "late"), "PYTHONPATH": path}
         server = self._start("server", ["server", str(self.operator)], env)
+        self.wait_for_server()
+        return server
+
+    def wait_for_server(self) -> None:
+        """Wait until the server, which has just been started, serves."""
+        server = self.commands["server"]
         before = server.output().count("Serving at")
         wait_until(
             lambda: server.output().count("Serving at") > before or server.process.poll() is not None,
             "the server serves",
         )
         assert server.process.poll() is None, server.output()
-        return server
 
     def start_client(
         self,
@@ -235,6 +244,11 @@ class Federation:
         command = self.commands[name] = DeployCommand(args, self.folder / f"{name}.log", env)
         self.stack.callback(command.kill)
         return command
+
+    def start_program(self, name: str, program: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start the server or a client with a command line of its own."""
+        command = self.commands[name] = DeployCommand((), self.folder / f"{name}.log", env, program)
+        self.stack.callback(command.kill)
 
     def run_command(self, *args: str) -> None:
         """Run `fedtailor deploy ...` in this process."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import category
 
-from fedtailor.errors import ConfigError
+from fedtailor.errors import ConfigError, reason
 
 MAX_SETTINGS_BYTES = 2**24  # of a settings file; a schedule of 2,000 rounds with 1,000 clients needs 10 million
 _MAX_DEPTH = 32  # levels of nested tables and lists, and dots in a line; real settings have three or four
@@ -41,8 +41,8 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except ValueError as error:  # a TOMLDecodeError, or the error of int() for thousands of digits
-        reason = str(error) if isinstance(error, tomllib.TOMLDecodeError) else "a number has too many digits"
-        raise ConfigError(f"{what} is not valid TOML: {reason}.") from error
+        problem = str(error) if isinstance(error, tomllib.TOMLDecodeError) else "a number has too many digits"
+        raise ConfigError(f"{what} is not valid TOML: {problem}.") from error
     except RecursionError as error:
         raise ConfigError(f"{what} has too many nested lists; is it the right file?") from error
 
@@ -63,7 +63,7 @@ def read_text(path: Path, what: str, max_bytes: int) -> str:
             raise ConfigError(f"{what} '{path}' cannot be read: it has {size:,} bytes, {limit}.")
         return path.read_bytes().decode()
     except OSError as error:
-        raise ConfigError(f"{what} '{path}' cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{what} '{path}' cannot be read: {reason(error)}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{what} '{path}' cannot be read: byte {error.start} is not UTF-8.") from error
 

@@ -7,23 +7,17 @@ client and of bounded size.
 """
 
 import asyncio
-import gc
 import json
-import logging
 import re
-import socket
 import ssl
-import threading
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import httpcore
-import uvicorn
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -31,32 +25,20 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from fedtailor.deploy.server.limits import Limits
 from fedtailor.errors import DeployError, reason
 
-log = logging.getLogger("fedtailor.proxy")
 ERROR_CODE = 0  # of errors from the proxy; Flower's error codes start at 1
 # matched as sent: nothing encoded, no dots, no extra slash
 _FLEET_PATH = re.compile(rb"/v1/fleet/([a-z]+(?:-[a-z]+)*)")
 _FORWARDED_HEADERS = ("content-type", "content-length", "accept")  # in addition to Flower's headers
 _KEY, _TIME, _SIGNATURE = "flwr-public-key", "flwr-timestamp", "flwr-signature"
-_MAX_HEADER_BYTES = 2**14  # Flower's headers take about 1,000
+MAX_HEADER_BYTES = 2**14  # Flower's headers take about 1,000
 _CHUNK_BYTES = 2**18  # of a response that are read at a time
-_MAX_FLOWER_CONNECTIONS = 64
+_MAX_FLOWER_CONNECTIONS = 128
 _MAX_CLOCK_LEAD = 4.0  # seconds; from 5 s on, Flower rejects the request without a reason
 _KEEPALIVE = 3.0  # seconds that a connection to Flower stays open; Flower closes it after 5
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits per request, per client, and for all clients together."""
-
-    body_bytes: int = 2**24  # of a request; Flower sends arrays in chunks of 5 MiB
-    upload_bytes: int = 2**30  # of all that a client sends in reply to one message
-    connections: int = 512  # open at the same time
-    idle_timeout: float = 30.0  # seconds without a byte where some are expected
-    max_clock_lag: float = 300.0  # seconds that a client's clock may be behind
 
 
 class _RejectedError(Exception):
@@ -65,6 +47,10 @@ class _RejectedError(Exception):
     def __init__(self, status: int, problem: str, disconnect: bool = False, reply_of: str = "") -> None:
         super().__init__(problem)
         self.status, self.disconnect, self.reply_of = status, disconnect, reply_of
+
+
+class _StalledError(Exception):
+    """The client does not read its response."""
 
 
 @dataclass(frozen=True)
@@ -113,58 +99,33 @@ class Proxy:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-            return
+        connection = scope["state"]  # of `listener._Protocol`
         try:
-            request = self._check(scope)
+            call, headers = _check_headers(scope)
+            client = self._authenticate(headers)
+            connection["sign"](client)
+            request = self._check_size(client, call, headers)
             body = _read_body(receive, self.limits.idle_timeout)
             await self._forward(request, await self._read_replies(request, body) or body, send)
         except _RejectedError as rejection:
             if rejection.reply_of:
                 message_id = self._replying_to.get(rejection.reply_of, "")
                 self._on_refusal(rejection.reply_of, message_id, str(rejection).rstrip("."))
-            log.warning("%s %s", scope["client"], rejection)
+            connection["report"](str(rejection).rstrip("."))
             await _reject(send, rejection)
+        except _StalledError:
+            connection["report"](f"does not read its response for {self.limits.idle_timeout:.0f} s")
+            connection["abort"]()
 
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
+    @asynccontextmanager
+    async def connected_to_flower(self) -> AsyncIterator[None]:
+        """Keep connections to Flower open, in the event loop in which requests are forwarded."""
         backend = _TLSBackend(self._tls)
         pool = httpcore.AsyncConnectionPool(
             max_connections=_MAX_FLOWER_CONNECTIONS, keepalive_expiry=_KEEPALIVE, network_backend=backend
         )
         async with pool as self._flower:
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        await send({"type": "lifespan.shutdown.complete"})
-
-    def _check(self, scope: Scope) -> _Request:
-        """Return the request if its headers allow forwarding; the body is not read before this check."""
-        path = _FLEET_PATH.fullmatch(scope["raw_path"])
-        if not path or scope["query_string"]:
-            raise _RejectedError(404, "This path does not exist.", disconnect=True)
-        if scope["method"] != "POST":
-            raise _RejectedError(405, "Only POST is allowed.", disconnect=True)
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > _MAX_HEADER_BYTES:
-            raise _RejectedError(
-                431, f"A request has more than {_MAX_HEADER_BYTES:,} bytes of headers.", disconnect=True
-            )
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        client = self._authenticate(headers)
-        size = headers.get("content-length", "")
-        if "transfer-encoding" in headers or "upgrade" in headers or not (size.isdecimal() and len(size) < 16):
-            raise _RejectedError(411, f"A request of '{client}' has no valid content length.", disconnect=True)
-        call, length = path[1].decode(), int(size)
-        if length > self.limits.body_bytes:
-            limit = self.limits.body_bytes
-            problem = f"A request of '{client}' has {length:,} bytes; at most {limit:,} are allowed."
-            raise _RejectedError(413, problem, reply_of=client if call == "push-object" else "")
-        if call == "push-object":
-            self._count_upload(client, length)
-        forwarded: dict[bytes | str, bytes | str]
-        forwarded = {n: v for n, v in headers.items() if n in _FORWARDED_HEADERS or n.startswith("flwr-")}
-        forwarded["accept-encoding"] = "identity"  # otherwise the response might be compressed
-        return _Request(client, call, length, forwarded)
+            yield
 
     def _authenticate(self, headers: Mapping[str, str]) -> str:
         """Return the client that signed a request; Flower verifies the signature only after it has read the body."""
@@ -182,6 +143,22 @@ class Proxy:
                 412, f"The clock of '{name}' differs from the server's by {lead:+,.0f} s; synchronize it."
             )
         return name
+
+    def _check_size(self, client: str, call: str, headers: Mapping[str, str]) -> _Request:
+        """Return the request if its body may be forwarded."""
+        size = headers.get("content-length", "")
+        if "transfer-encoding" in headers or "upgrade" in headers or not (size.isdecimal() and len(size) < 16):
+            raise _RejectedError(411, f"A request of '{client}' has no valid content length.", disconnect=True)
+        length, limit = int(size), self.limits.body_bytes
+        if length > limit:
+            problem = f"A request of '{client}' has {length:,} bytes; at most {limit:,} are allowed."
+            raise _RejectedError(413, problem, reply_of=client if call == "push-object" else "")
+        if call == "push-object":
+            self._count_upload(client, length)
+        forwarded: dict[bytes | str, bytes | str]
+        forwarded = {n: v for n, v in headers.items() if n in _FORWARDED_HEADERS or n.startswith("flwr-")}
+        forwarded["accept-encoding"] = "identity"  # otherwise the response might be compressed
+        return _Request(client, call, length, forwarded)
 
     def _count_upload(self, client: str, length: int) -> None:
         uploaded = self._uploaded.get(client, 0) + length
@@ -227,8 +204,15 @@ class Proxy:
             ]
             await send({"type": "http.response.start", "status": response.status, "headers": forwarded})
             async for chunk in response.aiter_stream():
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await self._send(send, chunk)
             await send({"type": "http.response.body"})
+
+    async def _send(self, send: Send, chunk: bytes) -> None:
+        try:
+            async with asyncio.timeout(self.limits.idle_timeout):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except TimeoutError as error:
+            raise _StalledError from error
 
 
 class _TLSBackend(httpcore.AsyncNetworkBackend):
@@ -266,6 +250,18 @@ class _TLSStream(httpcore.AsyncNetworkStream):
         self._writer.close()
 
 
+def _check_headers(scope: Scope) -> tuple[str, dict[str, str]]:
+    """Return the call and the headers of a request that may be for the fleet interface."""
+    path = _FLEET_PATH.fullmatch(scope["raw_path"])
+    if not path or scope["query_string"]:
+        raise _RejectedError(404, "This path does not exist.", disconnect=True)
+    if scope["method"] != "POST":
+        raise _RejectedError(405, "Only POST is allowed.", disconnect=True)
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+        raise _RejectedError(431, f"A request has more than {MAX_HEADER_BYTES:,} bytes of headers.", disconnect=True)
+    return path[1].decode(), {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
 async def _read_body(receive: Receive, timeout: float) -> AsyncIterator[bytes]:
     more = True
     while more:
@@ -292,70 +288,3 @@ async def _reject(send: Send, rejection: _RejectedError) -> None:
     headers += [(b"connection", b"close")] if rejection.disconnect else []
     await send({"type": "http.response.start", "status": rejection.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-class _Connection(H11Protocol):
-    """A connection that is closed if it never sends a request, or if there are too many."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if self.limit_concurrency and len(self.connections) > self.limit_concurrency:
-            transport.abort()
-        self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
-
-    def _close_if_idle(self) -> None:
-        if self.cycle is None:
-            self.transport.abort()
-
-
-@contextmanager
-def run_proxy(proxy: Proxy, listener: socket.socket, certificate: Path, key: Path) -> Iterator[Callable[[], bool]]:
-    """Serve at a socket in a separate thread; yield a function that returns whether the thread is still running."""
-    config = uvicorn.Config(
-        proxy,
-        http=_Connection,
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        limit_concurrency=proxy.limits.connections,
-        timeout_keep_alive=int(proxy.limits.idle_timeout),
-        timeout_graceful_shutdown=2,
-        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
-    )
-    server = uvicorn.Server(config)
-    gc.freeze()  # exempts imported modules from garbage collection, which would otherwise dominate the proxy's CPU time
-    thread = threading.Thread(target=server.run, args=([listener],), name="proxy", daemon=True)
-    thread.start()
-    while thread.is_alive() and not server.started:
-        thread.join(0.02)
-    try:
-        yield thread.is_alive
-    finally:
-        server.should_exit = True
-        thread.join(10)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that clients can reach: on loopback for a local host, otherwise on all addresses of this machine.
-
-    The socket does not listen yet, so early connections are refused and retried instead of left waiting.
-
-    >>> bind("localhost", 0).getsockname()[0]
-    '127.0.0.1'
-    """
-    local = host in ("localhost", "127.0.0.1")
-    dual_stack = not local and socket.has_dualstack_ipv6()
-    listener = socket.socket(socket.AF_INET6 if dual_stack else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if dual_stack:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind(("127.0.0.1" if local else "", port))
-    except OSError as error:
-        listener.close()
-        raise DeployError(f"Port {port} cannot be used: {error.strerror}. Is a server already running?") from error
-    return listener

@@ -37,8 +37,10 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 from fedtailor.core.untrusted_input import read_text
 from fedtailor.deploy.app_bundle import build_app
 from fedtailor.deploy.dummy_client import preview_payload
+from fedtailor.deploy.server.limits import Limits
+from fedtailor.deploy.server.listener import bind, raise_descriptor_limit, run_proxy
 from fedtailor.deploy.server.operator_folder import EnrolledClient, enroll, enrolled_clients
-from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
+from fedtailor.deploy.server.proxy import Proxy
 from fedtailor.deploy.server.refusals import write_refusal
 from fedtailor.deploy.subprocesses import (
     Subprocess,
@@ -75,6 +77,7 @@ def serve(folder: Path, say: Callable[[str], None] = print, supervise: Callable[
     """
     say = skip_repeats(say)
     deployment, home, keys = read_operator_deployment(folder), folder / "home", folder / "keys"
+    raise_descriptor_limit()  # also Flower's
     home.mkdir(parents=True, exist_ok=True)
     if not (keys / "server.crt").is_file():
         raise DeployError(f"'{folder}' has no keys; create them with: fedtailor deploy keys {folder} --clients a,b,c.")
@@ -192,7 +195,7 @@ def _set_up_proxy_log(folder: Path) -> None:
     for name in ("fedtailor.proxy", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.INFO)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # invalid requests are logged with their address
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request at INFO
 
 
