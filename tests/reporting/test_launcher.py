@@ -15,6 +15,7 @@ import pytest
 
 from conftest import error_message
 from fedtailor.core.augmentation import Augmentation
+from fedtailor.core.robust import Robust
 from fedtailor.data.datasets import DATASETS
 from fedtailor.experiments.experiment import Experiment
 from fedtailor.methods import METHODS
@@ -41,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DashboardServer
 def test_form_schema_has_all_fields_with_types_of_annotations() -> None:
     found = form_schema()
     sections = {one["key"]: [field["name"] for field in one["fields"]] for one in found["sections"]}
-    tables = {"augmentation": Augmentation, "unreliable": Unreliable, "channel": Channel}
+    tables = {"augmentation": Augmentation, "unreliable": Unreliable, "channel": Channel, "robust": Robust}
     assert set(sections.pop("")) | {"method", "data", "network", *tables} == {f.name for f in fields(Experiment)}
     assert sections == {key: [f"{key}.{f.name}" for f in fields(cls)] for key, cls in tables.items()}
     for key, classes in (("methods", METHODS), ("data", DATASETS), ("networks", NETWORKS)):
