@@ -100,7 +100,7 @@ class Deployment(TrainingConfig):
         "function of your own that reads a client's data, such as my_pkg:load; --data.ARGUMENT sets more",
     ] = None
     inputs: Inputs = field(default_factory=Inputs)
-    code: dict[str, PackageVersion] = field(default_factory=dict)  # packages of own code
+    code: Annotated[dict[str, PackageVersion], "packages of own code, which init writes"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
