@@ -74,8 +74,15 @@ async def superlink(scope: Scope, receive: Receive, send: Send) -> None:
 def serve(folder: Path) -> None:
     """Serve the reverse proxy and behind it a fake SuperLink, until the input ends."""
     keys, listener = folder / "keys", socket.create_server(("127.0.0.1", 0))
-    files = {"ssl_certfile": keys / "server.crt", "ssl_keyfile": keys / "server.key"}
-    server = uvicorn.Server(uvicorn.Config(superlink, ws="none", lifespan="off", log_level="error", **files))
+    config = uvicorn.Config(
+        superlink,
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        ssl_certfile=keys / "server.crt",
+        ssl_keyfile=keys / "server.key",
+    )
+    server = uvicorn.Server(config)
     threading.Thread(target=server.run, args=([listener],), daemon=True).start()
     proxy = Proxy(f"127.0.0.1:{listener.getsockname()[1]}", ssl.create_default_context(cafile=keys / "authority.crt"))
     proxy.allow_only({name: client.public_key for name, client in enrolled_clients(folder).items()})
