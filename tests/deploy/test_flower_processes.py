@@ -228,7 +228,7 @@ def test_proxy_limits_upload_per_message(proxied: tuple[FakeSuperLink, SigningCl
 
 
 def test_proxy_tells_the_run_which_reply_it_refused(proxied: tuple[FakeSuperLink, SigningClient], folder: Path) -> None:
-    fake, client = proxied
+    _, client = proxied
 
     def reply(message_id: str, source: int = 5) -> int:
         metadata = Metadata(src_node_id=source, reply_to_message_id=message_id)
