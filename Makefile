@@ -1,9 +1,9 @@
 # `make run` compares methods and writes reports; `make test` runs all checks. Both create .venv first.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 
-.PHONY: run test test-slow bench pictures papers clean
+.PHONY: run test test-slow bench pictures papers dist clean
 
 RUNS := runs/make-run
 
@@ -49,6 +49,11 @@ pictures: $(VENV)/installed-all
 papers: $(VENV)/installed-all
 	$(BIN)/python docs/paper_pages.py
 
+# dist/: the source distribution, and the wheel that is built from it
+dist: $(VENV)/installed-all
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt -e .
@@ -59,4 +64,4 @@ $(VENV)/installed-all: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) artifacts
+	rm -rf $(VENV) artifacts dist

@@ -252,7 +252,7 @@ def processes(root: Path, operator: Path, pids: list[int]) -> dict[int, str]:
     found = dict(zip(pids, ["proxy"] + ["clients"] * len(NAMES), strict=False))
     for process in find_processes(operator / "home"):
         found[process.pid] = next((kind for word, kind in kinds.items() if word in command_line(process)), "other")
-    homes = [root / name / part for name in NAMES for part in ("home", "home/worker")]
+    homes = [root / name / part for name in NAMES for part in ("home", "home/worker", "home/executor")]
     return found | {process.pid: "clients" for home in homes for process in find_processes(home)}
 
 

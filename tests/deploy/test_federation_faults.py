@@ -79,7 +79,7 @@ def test_clients_that_miss_a_round_continue_from_state_before(tmp_path: Path) ->
         bob.send(signal.SIGKILL, "flower-supernode")
         cleo.kill()
         assert cleo.processes() == []
-        wait_until(lambda: not bob.processes("flwr-clientapp"), "the ClientApp ends with the SuperNode")
+        wait_until(lambda: not bob.processes("executor.py"), "the executor ends with the SuperNode")
 
         deployed.give_up_on(*NAMES)
         deployed.wait_for_round(2)

@@ -17,7 +17,7 @@ import fedtailor as ft
 from conftest import METHOD_PARAMS, error_message, same, survival_federation, tiny_federation
 from fedtailor.core.trees import Rows, Tree
 from fedtailor.data.user_files.client_folders import read_client
-from fedtailor.deploy.client import client_folder
+from fedtailor.deploy.client import client_data
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.client.worker import RoundRequest, Worker
 from fedtailor.deploy.client.worker_process import answer
@@ -31,7 +31,7 @@ from fedtailor.experiments.deployment import Deployment, make_deployment, read_d
 from fedtailor.runs.reader import load_run
 from fedtailor.runs.run import MOMENTS, Run
 from fedtailor.runs.serialization import pack, unpack
-from support.flower_in_process import InProcessFederation, Tamper, enroll_in_process, federate
+from support.flower_in_process import APP, InProcessFederation, Tamper, enroll_in_process, federate
 
 SETTINGS = {"network": "mlp", "rounds": 3, "batch_size": 4, "dtype": "float64", "evaluate_every": 3}
 NAMES = ("ann", "bob", "cleo")
@@ -331,7 +331,7 @@ def test_run_with_too_few_clients_retries_stops_and_can_be_resumed(create: Calla
             return None if name == "bob" and len(selected) <= 9 else reply
         return reply
 
-    federation = create(method="fedapa", retry=2)
+    federation = create(method="fedapa", retry=2, suspend_after=0)
     federation.grid.tamper = lose
     assert "2 of 3 clients delivered (bob: late)" in error_message(federation.run)
     assert selected == [*NAMES] * 3
@@ -708,10 +708,10 @@ def test_worker_rereads_data_and_settings_only_if_they_change(
         reads.append(path)
         return read_client(path, *args, **options)
 
-    monkeypatch.setattr(client_folder, "read_client", count_reads)
+    monkeypatch.setattr(client_data, "read_client", count_reads)
 
     def query() -> dict[str, Any]:
-        return dict(json.loads(answer(folder, "query", '{"index": 1}', b"")[0]))
+        return dict(json.loads(answer(folder, APP, "query", '{"index": 1}', b"")[0]))
 
     first = query()
     assert query() == first and len(reads) == 1

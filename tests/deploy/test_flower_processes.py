@@ -22,7 +22,6 @@ import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
-from flwr.app import Context, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata
@@ -30,7 +29,8 @@ from flwr.proto.node_pb2 import Node
 from starlette.types import Receive, Scope, Send
 
 from conftest import error_message, tiny_federation
-from fedtailor.deploy import client_app
+from fedtailor.deploy import executor
+from fedtailor.deploy.app_bundle import build_app
 from fedtailor.deploy.client import supernode, worker_process
 from fedtailor.deploy.client.client_folder import worker_file
 from fedtailor.deploy.keys import Bundle, make_keys, open_bundle
@@ -391,26 +391,25 @@ def test_worker_answers_messages_until_it_ends_and_is_replaced(tmp_path: Path, m
     settings = {"network": "mlp", "rounds": 1, "batch_size": 4, "method": "fedavg"}
     federation = federate(tmp_path, replace(tiny_federation((9, 4)), names=("ann", "bob")), settings)
     folder, home = federation.client_folders["ann"], tmp_path / "home"
-    monkeypatch.setenv("FEDTAILOR_WORKER", str(worker_file(folder)))
-    monkeypatch.setattr("fedtailor.deploy.client_app._START_TIMEOUT", TIMEOUT)
+    monkeypatch.setattr(executor, "_START_TIMEOUT", TIMEOUT)
 
     def start() -> Subprocess:
         command = [worker_process.__file__, str(folder)]
         return Subprocess(home, command, {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path / "log")
 
-    def ask(kind: str) -> dict[str, Any]:
+    def ask(kind: str, app: bytes = build_app()) -> dict[str, Any]:
         message = FlowerMessage(to_record({"index": 0}), 1, kind)
-        context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-        return from_record(client_app.app(message, context).content, 0)[0]
+        return from_record(executor.answer(message, app, worker_file(folder)).content, 0)[0]
 
     worker = start()
     assert ask("query")["train"] == 9  # also while the worker is starting
     assert ask("train")["error"].startswith("The server addresses this client by another")
+    assert ask("query", app=b"another app")["error"].startswith("The server's app (SHA-256 ")
     worker.stop()
-    monkeypatch.setattr("fedtailor.deploy.client_app._START_TIMEOUT", 0.0)
+    monkeypatch.setattr(executor, "_START_TIMEOUT", 0.0)
     with pytest.raises(RuntimeError, match="the worker ended"):
         ask("query")
-    monkeypatch.setattr("fedtailor.deploy.client_app._START_TIMEOUT", TIMEOUT)
+    monkeypatch.setattr(executor, "_START_TIMEOUT", TIMEOUT)
     worker = start()
     assert ask("query")["train"] == 9
     worker.stop()
@@ -460,16 +459,15 @@ def test_stalled_supernode_is_detected(tmp_path: Path) -> None:
     def stalls(after: float, **last_seen: float) -> bool:
         """Return whether it stalls `after` seconds from the start; processes not given were just seen."""
         start = connection.busy_since or 0.0
-        times = {process: start + last_seen.get(process, after) for process in ("supernode", "executor", "client_app")}
+        times = {process: start + last_seen.get(process, after) for process in ("supernode", "executor")}
         return supernode._find_stall(connection, supernode._LastSeen(**times), start + after, 1000.0) is not None
 
-    assert not stalls(10_000) and not stalls(10_000, client_app=0)
+    assert not stalls(10_000) and not stalls(10_000, executor=0)
     assert stalls(91, supernode=0) and not stalls(89, supernode=0)
-    assert stalls(100, executor=80) and not stalls(100, executor=95)
     connection.read_line("INFO :      Receiving: train message (ID: 1)")
-    assert not stalls(80, client_app=-500) and stalls(91, client_app=-500)  # no ClientApp has started
-    assert not stalls(900) and stalls(1000, client_app=900)  # the ClientApp has ended
+    assert not stalls(80, executor=-500) and stalls(91, executor=-500)  # no executor has fetched it
+    assert not stalls(900) and stalls(1000, executor=900)  # the executor has ended
     connection.read_line("INFO :      Sending: train message (ID: 2)")
-    assert not stalls(2000, client_app=100) and stalls(2091, client_app=100)  # a slow network, or too late
+    assert not stalls(2000, executor=100) and stalls(2091, executor=100)  # a slow network, or too late
     connection.read_line("INFO :      Sent successfully")
-    assert not stalls(10_000, client_app=0)
+    assert not stalls(10_000, executor=0)

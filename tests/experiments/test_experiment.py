@@ -11,7 +11,8 @@ import fedtailor as ft
 from conftest import METHOD_PARAMS, error_message
 from fedtailor.data.datasets import DATASETS
 from fedtailor.data.images.datasets import MNIST, Digits
-from fedtailor.experiments.deployment import Deployment, Inputs
+from fedtailor.experiments.deployment import Deployment
+from fedtailor.experiments.deployment_inputs import Inputs
 from fedtailor.experiments.experiment import Experiment, make_experiment, read_experiment_file
 from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.experiments.parsing import field_help

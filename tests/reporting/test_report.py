@@ -93,6 +93,12 @@ def test_report_is_valid_html_without_network_requests() -> None:
     assert order[:4] == ["best", "clients", "mixing", "cost"] and order[-1] == "settings"
 
 
+def test_report_on_natural_clients_calls_them_so() -> None:
+    fed = ft.load("heart")
+    run = ft.simulate(ft.methods.Local(), ft.network("logistic", fed), fed, rounds=1)
+    assert build_page([run]).subtitle.startswith("4 natural clients · 1 round · ")
+
+
 def test_render_page_escapes_every_text() -> None:
     text = "\"'></script><img src=x onerror=alert(1)>"
     table, choices = Table([text, text], [[text, float("inf")]]), [Choice(text, [Option(text, {})] * n) for n in (2, 5)]

@@ -26,7 +26,8 @@ from fedtailor.deploy.keys import make_keys
 from fedtailor.deploy.selftest import read_personal_model, save_client_data
 from fedtailor.deploy.server import flower_app, superlink
 from fedtailor.deploy.server.operator_folder import enrolled_clients, read_status
-from fedtailor.experiments.deployment import Deployment, make_deployment, read_deployment
+from fedtailor.experiments.deployment import Deployment, make_deployment, read_operator_deployment
+from fedtailor.experiments.own_code import NO_CONSENT, CodeConsent
 from fedtailor.runs.reader import load_run
 from fedtailor.runs.run import MOMENTS, Run
 
@@ -107,12 +108,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_sitecustomize(function: Callable[[], None], folder: Path) -> str:
-    """Return a path for PYTHONPATH with which processes call the function when they start."""
+    """Return a value of PYTHONPATH, before the present one, with which processes call the function when they start."""
     folder.mkdir(exist_ok=True)
     imports = "from pathlib import Path\nfrom typing import Any"
     lines = [imports, inspect.getsource(write_text), inspect.getsource(function), f"{function.__name__}()\n"]
     (folder / "sitecustomize.py").write_text("\n\n".join(lines))
-    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def wait_until(condition: Callable[[], object], description: str) -> None:
@@ -190,7 +191,7 @@ class Federation:
 
     @property
     def deployment(self) -> Deployment:
-        return read_deployment(self.operator)
+        return read_operator_deployment(self.operator)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -216,14 +217,19 @@ class Federation:
         return server
 
     def start_client(
-        self, name: str, bundle: Path | None = None, setup: Callable[[], None] = block_training, **env: str
+        self,
+        name: str,
+        bundle: Path | None = None,
+        setup: Callable[[], None] = block_training,
+        more: Sequence[str] = (),
+        **env: str,
     ) -> DeployCommand:
         """Start a client, whose processes call `setup` first."""
         path = write_sitecustomize(setup, self.folder / setup.__name__)
         env = {"BLOCK_FILE": str(self._block_file(name)), "PYTHONPATH": path, **env}
         args = ["client", "--name", name, "--bundle", str(bundle or self.bundle(name))]
         args += ["--data", str(self.folder / f"{name}.npz"), "--folder", str(self.client_folder(name))]
-        return self._start(name, [*args, "--device", "cpu", "--yes"], env)
+        return self._start(name, [*args, "--device", "cpu", "--yes", *more], env)
 
     def _start(self, name: str, args: Sequence[str], env: Mapping[str, str]) -> DeployCommand:
         command = self.commands[name] = DeployCommand(args, self.folder / f"{name}.log", env)
@@ -345,13 +351,16 @@ def schedule_of(run: Run) -> list[list[int]]:
 
 
 @contextmanager
-def federation(folder: Path, names: Sequence[str], spare: int = 0, **settings: Any) -> Iterator[Federation]:
+def federation(
+    folder: Path, names: Sequence[str], spare: int = 0, consent: CodeConsent = NO_CONSENT, **settings: Any
+) -> Iterator[Federation]:
     """Create an operator's folder with these clients enrolled, their data, and data of `spare` more clients."""
     fed = ft.load("digits", clients=len(names) + spare, partition="dirichlet", alpha=1.0)
     fed = replace(fed, names=(*names, *(f"newcomer-{number}" for number in range(spare))))
     inputs = {"shape": list(fed.shape or ()), "classes": fed.classes or 0}
     defaults = {"method": "fedapa", "network": "mlp", "batch_size": 16, "address": f"127.0.0.1:{free_port()}"}
-    deployment = make_deployment({**defaults, "inputs": inputs, "evaluate_every": 1000, **settings})
+    deployment = make_deployment({**defaults, "inputs": inputs, "evaluate_every": 1000, **settings}, consent)
+    deployment = deployment.freeze_code()
     flower_app.create_operator_folder(folder / "operator", deployment)
     make_keys(folder / "operator", list(names))
     for client, name in enumerate(fed.names):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedtailor.data.federation import Federation
+from fedtailor.deploy.app_bundle import build_app
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.client.worker_process import answer
-from fedtailor.deploy.client_app import unwrap, wrap
+from fedtailor.deploy.executor import unwrap, wrap
 from fedtailor.deploy.keys import make_keys, open_bundle
 from fedtailor.deploy.selftest import save_client_data
 from fedtailor.deploy.server.coordinator import coordinate
@@ -24,6 +26,7 @@ TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
     1,
     1,
 )  # Flower sets these in the processes that it starts
+APP = sha256(build_app()).hexdigest()
 Tamper = Callable[[str, Message, Message], Message | None]
 
 
@@ -46,7 +49,7 @@ class Grid:
             metadata = message.metadata
             metadata.__dict__["_message_id"] = message_id = f"message-{len(self.messages)}"
             folder = self.folders[metadata.dst_node_id]
-            content = wrap(*answer(folder, metadata.message_type, *unwrap(message.content)))
+            content = wrap(*answer(folder, APP, metadata.message_type, *unwrap(message.content)))
             reply = self.tamper(folder.name, message, Message(content, reply_to=message))
             self.messages.append(message)
             if reply is not None:

@@ -11,6 +11,13 @@ from rich.table import Column, Table
 
 from fedtailor.cli import recovery
 from fedtailor.cli.console import out, print_line
+from fedtailor.cli.deployed_code import (
+    AllowPackages,
+    confirm_code,
+    deployment_from_words,
+    freeze_code,
+    show_code,
+)
 from fedtailor.cli.listing import ANY_FLAG, flags_help
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.deploy.client import supernode
@@ -28,7 +35,9 @@ from fedtailor.deploy.server.operator_folder import (
 from fedtailor.deploy.server.run_control import RunSupervisor, is_active, start_run, stop_run
 from fedtailor.deploy.server.suspension import suspended_clients
 from fedtailor.errors import DeployError, FedTailorError
-from fedtailor.experiments.deployment import SIMULATION_SETTINGS, Deployment, Inputs, make_deployment
+from fedtailor.experiments.deployed_code import named_code
+from fedtailor.experiments.deployment import SIMULATION_SETTINGS, Deployment
+from fedtailor.experiments.deployment_inputs import Inputs
 from fedtailor.experiments.overrides import parse_overrides
 from fedtailor.runs.reader import is_finished, is_run_folder
 from fedtailor.training.channel.channel import Channel
@@ -38,20 +47,30 @@ _POLL_INTERVAL = 1.0  # seconds between reads of a run's status
 _FLOWER_CHECK_INTERVAL = 30.0  # seconds between checks whether Flower still runs the run; each one starts a process
 _ACTIVE = ("starting", "running", "waiting")
 _PARTS = {"": Deployment, "inputs": Inputs, "augmentation": Augmentation, "channel": Channel}
-_FLAGS_HELP = flags_help("a deployment", _PARTS, hidden=(*SIMULATION_SETTINGS, "device"))
+_FLAGS_HELP = flags_help("a deployment", _PARTS, hidden=(*SIMULATION_SETTINGS, "device", "code"))
 Folder = Annotated[Path, typer.Argument(help="the operator's folder")]
 Follow = Annotated[bool, typer.Option("--follow", help="show the progress until the run ends")]
+
+
+@deploy.callback()
+def check_system() -> None:
+    """Run real federations on Flower."""
+    if sys.platform == "win32":
+        why = "because Windows would not protect the folders with keys"
+        raise DeployError(f"Federations are not available on Windows, {why}; use Linux, macOS, or WSL.")
 
 
 @deploy.command(context_settings=ANY_FLAG, epilog=_FLAGS_HELP)
 def init(ctx: typer.Context, folder: Folder) -> None:
     """Create the operator's folder of a federation: fedtailor deploy init DIR --method fedapa --network lenet5
-    --inputs.shape 1,28,28 --inputs.classes 10 --address fl.example.org:9092 --rounds 50."""
-    flags = parse_overrides(ctx.args)
-    if flags.positional:
-        raise DeployError(f"init expects one folder and flags, got '{flags.positional[0]}'.")
-    deployment = make_deployment(flags.apply_to({}))
+    --inputs.shape 1,28,28 --inputs.classes 10 --address fl.example.org:9092 --rounds 50.
+
+    Method, network, and data can be your own code in an installed package: --method my_pkg:MyMethod."""
+    deployment = deployment_from_words(ctx.args)
     flower_app.create_operator_folder(folder, deployment)
+    if deployment.code:
+        show_code(folder, named_code(deployment.describe()))
+        print_line("Every client needs the same packages, and must allow this code.")
     _show_payload(deployment)
     print_line(f"See '{folder / 'README.md'}' for the next steps.")
 
@@ -61,11 +80,14 @@ def keys(
     folder: Folder,
     clients: Annotated[str, typer.Option(help="names of the clients to enroll, such as a,b,c")] = "",
     renew: Annotated[bool, typer.Option("--renew", help="create a new certificate for the server")] = False,
+    allow_code: AllowPackages = None,
 ) -> None:
     """Create the certificate authority, the server's certificate, and the clients' keys, or enroll more clients."""
     names = [check_name(name.strip()) for name in clients.split(",") if name.strip()]
-    if not names and not renew:
+    if not names and not renew and not allow_code:
         raise DeployError("Pass the clients to enroll as --clients a,b,c, or pass --renew.")
+    if allow_code:
+        freeze_code(folder, allow_code)
     bundles = renew_server_certificate(folder) if renew else []
     if renew:
         print_line("The server has a new certificate; restart it.")
@@ -143,7 +165,8 @@ def client(
         Path,
         typer.Option(
             help="this client's .npz: x_train, y_train, x_test, y_test; or x, y; a .csv or .parquet with --schema; "
-            "or a file of Federation.save"
+            "a folder with one folder of images per class; a file of Federation.save; or what the deployment's own "
+            "loader reads"
         ),
     ],
     folder: Annotated[
@@ -157,12 +180,16 @@ def client(
     schema: Annotated[
         Path | None, typer.Option(help="the schema of tables that the operator sent (fedtailor tables agree)")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="join without confirmation")] = False,
+    allow_code: AllowPackages = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="join without confirmation; own code needs --allow-code, too")
+    ] = False,
 ) -> None:
     """Join a federation and stay in the foreground until stopped. After a restart, the client continues."""
     path = Path(check_name(name)) if folder is None else folder
     with supernode.lock_client_folder(path):  # a running client reads its folder for every message
         open_bundle(bundle, path / "bundle", name)
+        confirm_code(path, allow_code or [], may_ask=not yes and sys.stdin.isatty())
         own = None if network is None else parse_overrides([f"--network={network}"]).settings["network"]
         client_folder = ClientFolder.create(path, data, device, own, schema)
         sizes = ", ".join(f"{size} {part}" for part, size in client_folder.sizes.items())
@@ -178,7 +205,7 @@ def client(
 def trial(
     clients: Annotated[int, typer.Option(help="number of clients")] = 3,
     rounds: Annotated[int, typer.Option(help="number of rounds")] = 3,
-    method: Annotated[str, typer.Option(help="any method")] = "fedapa",
+    method: Annotated[str, typer.Option(help="any method, or an installed one of your own")] = "fedapa",
     folder: Annotated[Path | None, typer.Option(help="folder for all files (default: temporary)")] = None,
 ) -> None:
     """Test a federation on this machine with real processes, TLS, and keys, and compare it with a simulation."""

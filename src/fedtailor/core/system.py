@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,7 +30,20 @@ def machine_cores() -> int:
     >>> machine_cores() >= available_cores()
     True
     """
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def missing_fork() -> str | None:
+    """Return why processes cannot be forked on this system, or None if they can.
+
+    >>> missing_fork() is None or sys.platform != "linux"
+    True
+    """
+    if sys.platform == "darwin":
+        return "forked processes may crash in the libraries of macOS"
+    return None if hasattr(os, "fork") else f"{platform.system()} cannot fork processes"
 
 
 def limit_cores(count: int) -> None:

@@ -29,7 +29,7 @@ from fedtailor.deploy.certificates import (
 )
 from fedtailor.deploy.server.operator_folder import EnrolledClient, check_name, enroll, enrolled_clients
 from fedtailor.errors import DeployError, FedTailorError
-from fedtailor.experiments.deployment import DEPLOYMENT_FILE, Deployment, make_deployment, read_deployment
+from fedtailor.experiments.deployment import DEPLOYMENT_FILE, Deployment, outline_deployment, read_outline
 from fedtailor.runs.files import folder_lock, make_private_folder, write_errors, write_private
 
 _FORMAT = 1  # of a bundle
@@ -59,7 +59,7 @@ def make_keys(folder: Path, clients: Sequence[str]) -> list[Path]:
     Traceback (most recent call last):
     fedtailor.errors.DeployError: There is no deployment in 'nowhere'; create one with: fedtailor deploy init nowhere.
     """
-    deployment = read_deployment(folder)
+    deployment = read_outline(folder)
     with _locked_keys(folder) as keys:
         _check_new_names(clients, enrolled_clients(folder))
         make_authority(keys)
@@ -86,7 +86,7 @@ def renew_server_certificate(folder: Path) -> list[Path]:
     Traceback (most recent call last):
     fedtailor.errors.DeployError: There is no deployment in 'nowhere'; create one with: fedtailor deploy init nowhere.
     """
-    deployment, changed = read_deployment(folder), []
+    deployment, changed = read_outline(folder), []
     with _locked_keys(folder) as keys:
         make_authority(keys)
         certify_server(keys, deployment)
@@ -248,7 +248,7 @@ def _check_bundle(contents: Mapping[str, str], folder: Path, label: str) -> Bund
     _parse_key(contents[_KEY_FILE], label)
     _check_authority(contents[AUTHORITY_FILE], label)
     try:
-        deployment = make_deployment(parse_toml(contents[DEPLOYMENT_FILE], f"The deployment '{DEPLOYMENT_FILE}'"))
+        deployment = outline_deployment(parse_toml(contents[DEPLOYMENT_FILE], f"The deployment '{DEPLOYMENT_FILE}'"))
         host_name(replace(deployment, address=client["address"]))
     except FedTailorError as error:
         raise DeployError(f"{label} cannot be used: {error}") from error

@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 
 from fedtailor.core.trees import Tree
 from fedtailor.core.untrusted_input import check_settings, parse_json
-from fedtailor.deploy.client_app import unwrap, wrap
+from fedtailor.deploy.executor import unwrap, wrap
 from fedtailor.errors import DeployError
 from fedtailor.runs.serialization import pack, unpack
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from fedtailor.deploy.server import flower_app, superlink
 from fedtailor.deploy.server.operator_folder import read_status
 from fedtailor.deploy.subprocesses import Subprocess, free_address
 from fedtailor.errors import DeployError, FedTailorError
+from fedtailor.experiments.deployed_code import InstalledCode, format_consent
 from fedtailor.experiments.deployment import Deployment, make_deployment
 from fedtailor.runs.reader import load_run
 from fedtailor.runs.run import MOMENTS, Run
@@ -60,7 +61,7 @@ def run_selftest(
         fed = load("digits", clients=clients, partition="dirichlet", alpha=1.0)
         deployment = _prepare(root, fed, rounds, method)
         say(f"Starting a server and {clients} clients on this machine.")
-        _run_federation(root, fed, say)
+        _run_federation(root, fed, deployment.code, say)
         deployed = load_run(root / "operator" / "run")
         simulated = simulate(
             deployment.method, deployment.model(), fed, rounds=rounds, batch_size=deployment.batch_size,
@@ -76,7 +77,7 @@ def _prepare(root: Path, fed: Federation, rounds: int, method: str) -> Deploymen
         "address": free_address(), "deadline": 120.0,
         "inputs": {"shape": list(fed.shape or ()), "classes": fed.classes or 0},
     }  # fmt: skip
-    deployment = make_deployment(settings)
+    deployment = make_deployment(settings, InstalledCode(frozenset({method}))).freeze_code()
     flower_app.create_operator_folder(root / "operator", deployment)
     make_keys(root / "operator", _names(fed))
     for client, name in enumerate(_names(fed)):
@@ -92,9 +93,10 @@ def save_client_data(path: Path, fed: Federation, client: int) -> None:
     np.savez(path, allow_pickle=False, **arrays)
 
 
-def _run_federation(root: Path, fed: Federation, say: Callable[[str], None]) -> None:
+def _run_federation(root: Path, fed: Federation, code: Iterable[str], say: Callable[[str], None]) -> None:
     operator = root / "operator"
     processes: _Processes = {}
+    allowed = [word for name in code for word in ("--allow-code", format_consent(name))]
     with ExitStack() as stack:
 
         def start(log: Path, *args: str) -> None:
@@ -105,7 +107,7 @@ def _run_federation(root: Path, fed: Federation, say: Callable[[str], None]) -> 
         for name in _names(fed):
             bundle = ("--name", name, "--bundle", str(operator / "bundles" / f"{name}.tar"), "--device", "cpu")
             paths = ("--data", str(root / f"{name}.npz"), "--folder", str(root / name), "--yes")
-            start(root / f"{name}.log", "client", *bundle, *paths)
+            start(root / f"{name}.log", "client", *bundle, *paths, *allowed)
         superlink.submit(operator)
         say("Training.")
         ended = ("finished", "stopped")

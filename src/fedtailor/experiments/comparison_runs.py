@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedtailor.data.federation import Federation
 from fedtailor.errors import RunError
 from fedtailor.experiments.resume import load_or_continue
 from fedtailor.progress import OnRoundEnd, ProgressDisplay, Silent
+from fedtailor.runs.files import folder_lock
 from fedtailor.runs.reader import is_finished, is_run_folder, load_run
 from fedtailor.runs.run import Run
 from fedtailor.tasks.task import Runner, Task
@@ -23,6 +25,7 @@ from fedtailor.training.interactive import is_interactive
 from fedtailor.training.simulate import describe_run, train
 
 log = logging.getLogger("fedtailor")
+_DATA_PREFIX = ".data-"  # of hidden folders with the samples that several processes map
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,8 @@ def _tasks(runs: Sequence[ComparisonRun], folder: Path | None, runner: Runner) -
         yield [Task(one.label, one.config.num_rounds, partial(one.run, folder)) for one in runs]
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".data-", dir=folder) as data:
+    _remove_abandoned_data(folder)
+    with TemporaryDirectory(prefix=_DATA_PREFIX, dir=folder) as data, folder_lock(Path(data)):
         stored = {id(one.fed): StoredFederation.save(one.fed, Path(data).absolute()) for one in runs}
         yield [
             Task(
@@ -121,6 +125,13 @@ def _tasks(runs: Sequence[ComparisonRun], folder: Path | None, runner: Runner) -
             )
             for one in runs
         ]
+
+
+def _remove_abandoned_data(folder: Path) -> None:
+    """Remove the data of commands that were killed; the data of a command that runs are locked."""
+    for data in folder.glob(f"{_DATA_PREFIX}*"):
+        with suppress(RunError), folder_lock(data):
+            rmtree(data, ignore_errors=True)
 
 
 def _run_stored(fields: Mapping[str, Any], fed: StoredFederation, folder: Path, on_round_end: OnRoundEnd) -> None:

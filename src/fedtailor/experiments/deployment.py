@@ -6,28 +6,37 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-
 from fedtailor.core.client_models import BY_CLIENT
+from fedtailor.core.code_reference import PARTS, find_references
 from fedtailor.core.fields import (
     AtLeastTwo,
     Constraint,
-    InnerFraction,
     NonNegativeInt,
     Positive,
     PositiveInt,
-    check_fields,
 )
 from fedtailor.core.method import Method
-from fedtailor.core.metrics import Task
 from fedtailor.core.model import Model
 from fedtailor.core.untrusted_input import check_settings, is_printable, read_toml
 from fedtailor.data.federation import Federation
 from fedtailor.errors import ConfigError, DeployError
+from fedtailor.experiments.deployed_code import (
+    InstalledCode,
+    OwnLoader,
+    build_loader,
+    format_consent,
+    freeze_packages,
+    named_code,
+    read_consent,
+    without_own_code,
+)
+from fedtailor.experiments.deployment_inputs import Inputs
+from fedtailor.experiments.installed_packages import PackageVersion
 from fedtailor.experiments.own_code import CodeConsent
-from fedtailor.experiments.parsing import build_dataclass, build_named
+from fedtailor.experiments.own_parts import OwnNetwork, build_network, make_model
+from fedtailor.experiments.parsing import build_dataclass, build_named, named_settings
 from fedtailor.methods import METHODS, FedAvg
-from fedtailor.networks import NETWORKS, network
+from fedtailor.networks import NETWORKS
 from fedtailor.networks.layers import Network
 from fedtailor.networks.linear import MLP
 from fedtailor.networks.multimodal import MultimodalNetwork
@@ -40,7 +49,6 @@ from fedtailor.training.simulate import describe_config, describe_method
 
 DEPLOYMENT_FILE = "deployment.toml"
 TABLE_FILE = "table.json"  # in a client's folder
-_DUMMY_SAMPLES = 4  # generated samples to determine what a client will send
 SIMULATION_SETTINGS = (
     "engine", "actors", "actor_engine", "ray_address", "chunk_size", "schedule", "checkpoint_every", "unreliable",
     "evaluate", "patience", "held_out_clients",
@@ -49,7 +57,6 @@ _SERVER_SETTINGS = (  # in addition to those of a simulation
     "address", "min_clients", "deadline", "retry", "keep_checkpoints", "suspend_after", "outlier_factor",
 )  # fmt: skip
 _CHANGEABLE = (*_SERVER_SETTINGS, "participation", "evaluate_every", "max_failures")
-_MAX_CLASSES = 10**6
 
 
 def _is_address(address: str) -> bool:
@@ -59,53 +66,10 @@ def _is_address(address: str) -> bool:
     return printable and reachable and port.isdecimal() and 0 < int(port) < 2**16
 
 
-_Shape = Annotated[
-    tuple[int, ...], Constraint("sizes above 0, such as 1,28,28", lambda shape: min(shape, default=0) > 0)
-]
-_Classes = Annotated[
-    int, Constraint(f"between 2 and {_MAX_CLASSES}, or 0", lambda value: value == 0 or 2 <= value <= _MAX_CLASSES)
-]
 _Address = Annotated[str, Constraint("host:port, such as fl.example.org:9092", _is_address)]
 
-_BUILT_IN = CodeConsent(how="a deployment takes only built-in methods and networks")
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The format of all clients' samples; a client with another format is rejected before it joins."""
-
-    shape: Annotated[_Shape, "of one sample"] = (1, 28, 28)
-    classes: Annotated[_Classes, "number of classes; 0: targets are real numbers"] = 10
-    targets: Annotated[PositiveInt, "real numbers per sample if there are no classes"] = 1
-    survival: Annotated[bool, "targets are pairs (event, time); set classes to 0 and targets to 2"] = False
-    mean: Annotated[tuple[float, ...] | None, "per channel or pixel, subtracted from inputs"] = None
-    std: Annotated[tuple[float, ...] | None, "per channel or pixel, inputs are divided by it"] = None
-    test: Annotated[InnerFraction, "fraction of samples for testing, unless a client's file selects them"] = 0.25
-    schema: Annotated[str | None, "checksum of the clients' schema of tables, which fedtailor tables agree prints"] = (
-        None
-    )
-
-    def __post_init__(self) -> None:
-        check_fields(self, "inputs.")
-        if self.survival and (self.classes, self.targets) != (0, 2):
-            raise ConfigError("Survival targets are (event, time); set inputs.classes to 0 and inputs.targets to 2.")
-
-    @property
-    def task(self) -> Task:
-        """What the targets are for."""
-        return "survival" if self.survival else "classification" if self.classes else "regression"
-
-    def dummy_federation(self, seed: int, tokens: bool) -> Federation:
-        """Return one client with a few random samples, to build a network and to determine what would be sent."""
-        random, count = np.random.default_rng(seed), 2 * _DUMMY_SAMPLES
-        x = random.uniform(size=(count, *self.shape)).astype(np.float32)
-        x = x.round().astype(np.int64) if tokens else x  # 0 and 1 are valid tokens in every vocabulary
-        targets = random.uniform(size=(count, self.targets)).astype(np.float32)
-        targets[:, 0] = np.arange(count) % 2 if self.survival else targets[:, 0]
-        y = np.arange(count) % self.classes if self.classes else targets
-        half = (x[:_DUMMY_SAMPLES], y[:_DUMMY_SAMPLES], x[_DUMMY_SAMPLES:], y[_DUMMY_SAMPLES:])
-        classes = self.classes or None
-        return Federation.from_arrays([half], classes=classes, survival=self.survival, mean=self.mean, std=self.std)
+_BUILT_IN = CodeConsent(how="a client's own network must be a built-in one")
+_NO_CONSENT = InstalledCode(how="only a command in which you name it imports it")
 
 
 @dataclass(frozen=True)
@@ -130,8 +94,13 @@ class Deployment(TrainingConfig):
         Positive, "an upload is an outlier if it changes more than this times the clients' median"
     ] = 30.0
     method: Method = field(default_factory=FedAvg)
-    network: Network = field(default_factory=MLP)
+    network: Network | OwnNetwork = field(default_factory=MLP)
+    data: Annotated[
+        OwnLoader | None,
+        "function of your own that reads a client's data, such as my_pkg:load; --data.ARGUMENT sets more",
+    ] = None
     inputs: Inputs = field(default_factory=Inputs)
+    code: dict[str, PackageVersion] = field(default_factory=dict)  # packages of own code
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,12 +142,14 @@ class Deployment(TrainingConfig):
 
     @property
     def _network_name(self) -> str:
+        if isinstance(self.network, OwnNetwork):
+            return self.network.name
         return next(name for name, kind in NETWORKS.items() if isinstance(self.network, kind))
 
     @property
     def takes_tokens(self) -> bool:
         """Whether the inputs are tokens (int64) instead of bytes or real numbers."""
-        return isinstance(self.network, TokenNetwork) and len(self.inputs.shape) == 1
+        return self.inputs.tokens or (isinstance(self.network, TokenNetwork) and len(self.inputs.shape) == 1)
 
     def dummy_federation(self, seed: int = 0) -> Federation:
         """Return one client with a few random samples; see `Inputs.dummy_federation`."""
@@ -186,7 +157,7 @@ class Deployment(TrainingConfig):
 
     def model(self) -> Model:
         """Return the network for these inputs; all participants build it from the same seed."""
-        model, classes = network(self._network_name, self.dummy_federation(), **vars(self.network)), self.inputs.classes
+        model, classes = make_model(self.network, self.dummy_federation()), self.inputs.classes
         model = model.with_class_weights(self.class_weights, classes or None)  # type: ignore[arg-type]
         return model.with_metrics_for(self.inputs.task, classes or None, [classes], self.metrics)
 
@@ -195,8 +166,15 @@ class Deployment(TrainingConfig):
         deployed = {name: getattr(self, name) for name in _SERVER_SETTINGS}
         inputs = {f.name: getattr(self.inputs, f.name) for f in fields(Inputs)}
         common = {k: v for k, v in describe_config(self).items() if k not in (*SIMULATION_SETTINGS, "device")}
-        parts = {"method": describe_method(self.method), "network": {"name": self._network_name, **vars(self.network)}}
-        return common | deployed | parts | {"inputs": inputs}
+        network = self.network.arguments if isinstance(self.network, OwnNetwork) else vars(self.network)
+        parts = {"method": describe_method(self.method), "network": {"name": self._network_name, **network}}
+        parts |= {} if self.data is None else {"data": self.data.describe()}
+        code = {"code": {name: vars(version) for name, version in self.code.items()}} if self.code else {}
+        return common | deployed | parts | {"inputs": inputs} | code
+
+    def freeze_code(self) -> "Deployment":
+        """Return the deployment with the versions and hashes of the packages of its own code, as installed here."""
+        return replace(self, code=freeze_packages(find_references(self.describe()).values()))
 
 
 def with_client_network(deployment: Deployment, given: Any) -> Deployment:
@@ -208,26 +186,52 @@ def with_client_network(deployment: Deployment, given: Any) -> Deployment:
     if given is None:
         return deployment
     check_supports_architectures(deployment.method)
-    own = build_named("network", given, NETWORKS, None, _BUILT_IN)
-    return replace(deployment, network=own)
+    return replace(deployment, network=client_network(given))
 
 
-def make_deployment(settings: Mapping[str, Any]) -> Deployment:
-    """Return a deployment from nested settings, as in a TOML file.
+def client_network(given: Any) -> Network:
+    """Return a client's own network from its name and fields.
+
+    >>> client_network("logistic")
+    Logistic(bias=True, intercept_head=False)
+    """
+    network: Network = build_named("network", given, NETWORKS, None, _BUILT_IN)
+    return network
+
+
+def make_deployment(settings: Mapping[str, Any], consent: CodeConsent = _NO_CONSENT) -> Deployment:
+    """Return a deployment from nested settings, as in a TOML file; own code is imported if the user consents.
 
     >>> make_deployment({"method": "fedper", "deadline": 60}).method.lr
     0.1
     """
     check_settings(settings, "The deployment")
     rest = dict(settings)
-    parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg", _BUILT_IN)}
+    parts = {"method": build_named("method", rest.pop("method", {}), METHODS, "fedavg", consent)}
     given = rest.pop("network", {})
     if isinstance(given, list) or (isinstance(given, Mapping) and given.get("name") == BY_CLIENT):
         fix = "name one, and let clients choose their own with fedtailor deploy client --network"
         raise ConfigError(f"The settings of a deployment have one network; {fix}.")
-    parts["network"] = build_named("network", given, NETWORKS, "mlp", _BUILT_IN)
+    parts["network"] = build_network(named_settings("network", given, "mlp"), consent)
+    parts["data"] = build_loader(rest.pop("data", None))
+    inputs = rest.get("inputs")
+    if isinstance(inputs, Mapping) and isinstance(names := inputs.get("class_names"), list | tuple):
+        rest["inputs"] = {"classes": len(names), **inputs}
     deployment: Deployment = build_dataclass(Deployment, rest | parts, "the deployment")
     return deployment
+
+
+def outline_deployment(settings: Mapping[str, Any]) -> Deployment:
+    """Return the deployment with a built-in method and network in place of own code, which is not imported.
+
+    It serves to check the other settings, and to use those that do not depend on own code, such as the address.
+
+    >>> outline_deployment({"deadline": 60}).deadline
+    60.0
+    """
+    check_settings(settings, "The deployment")
+    named_code(settings)  # raises an error if it is incomplete
+    return make_deployment(without_own_code(settings))
 
 
 def deployment_digest(deployment: Deployment) -> str:
@@ -236,15 +240,41 @@ def deployment_digest(deployment: Deployment) -> str:
     return checksum(json.dumps(shared, sort_keys=True).encode())[:16]
 
 
-def read_deployment(folder: Path) -> Deployment:
-    """Return the deployment in an operator's or a client's folder."""
+def read_deployment(folder: Path, consent: CodeConsent = _NO_CONSENT) -> Deployment:
+    """Return the deployment in an operator's or a client's folder; own code is imported if the user consents."""
+    return make_deployment(read_deployment_file(folder), consent)
+
+
+def read_outline(folder: Path) -> Deployment:
+    """Return the deployment in a folder without own code; see `outline_deployment`."""
+    return outline_deployment(read_deployment_file(folder))
+
+
+def read_operator_deployment(folder: Path) -> Deployment:
+    """Return the deployment in an operator's folder, with the own code that the operator has named in a command."""
+    code = named_code(read_deployment_file(folder))
+    options = " ".join(f"--allow-code {format_consent(name)}" for name in code.packages)
+    return read_deployment(
+        folder, read_consent(folder, code, f"if you trust it, run: fedtailor deploy keys {folder} {options}")
+    )
+
+
+def read_own_parts(folder: Path) -> dict[str, Any]:
+    """Return the settings of the method, network, and loader in a folder that are own code, which is not imported."""
+    settings = read_deployment_file(folder)
+    own = {part.partition(".")[0] for part in find_references(settings)}
+    return {part: named_settings(part, settings[part], None) for part in PARTS if part in own}
+
+
+def read_deployment_file(folder: Path) -> dict[str, Any]:
+    """Return the settings of the deployment in a folder, which are not checked."""
     if not (folder / DEPLOYMENT_FILE).is_file():
         raise DeployError(f"There is no deployment in '{folder}'; create one with: fedtailor deploy init {folder}.")
-    return make_deployment(read_toml(folder / DEPLOYMENT_FILE, "The deployment"))
+    return read_toml(folder / DEPLOYMENT_FILE, "The deployment")
 
 
 def write_deployment(folder: Path, deployment: Deployment) -> None:
     """Write deployment.toml, and read it once to check that it is valid."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / DEPLOYMENT_FILE, to_toml(deployment.describe()).encode())
-    read_deployment(folder)
+    read_outline(folder)

@@ -10,7 +10,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class CodeConsent:
         check_importable(part, reference)
         if not self.everything and reference not in self.named:
             raise ConfigError(f"The {part} '{reference}' is code that importing would execute; {self.how}.")
-        return _import(reference)
+        return import_reference(reference, from_current_folder=True)
 
     def load_method(self, part: str, reference: str) -> type[Method]:
         """Import the class of a method, if the user consents."""
@@ -122,15 +122,17 @@ def check_importable(part: str, reference: str) -> None:
         raise ConfigError(f"The {part} '{shown}' must be written as module:name, such as my_module:MyMethod.")
 
 
-def _import(reference: str) -> Any:
+def import_reference(reference: str, *, from_current_folder: bool = False) -> Any:
+    """Import what a reference names from the installed packages, or from the current folder first. It needs consent."""
     module_name, _, qualname = reference.partition(":")
     try:
-        with _current_folder_first():
+        with _current_folder_first() if from_current_folder else nullcontext():
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _import_error(module_name, error) from error
-        where = f"in the current folder '{Path.cwd()}' or among the installed packages"
+        folder = f"in the current folder '{Path.cwd()}' or " if from_current_folder else ""
+        where = f"{folder}among the installed packages"
         raise ConfigError(f"There is no module '{error.name}' {where}, so '{reference}' cannot be imported.") from error
     except (Exception, SystemExit) as error:  # a script may call sys.exit
         raise _import_error(module_name, error) from error
@@ -168,5 +170,7 @@ def _explain(error: BaseException, module: str) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     path = getattr(sys.modules.get(module), "__file__", None) or f"{module.replace('.', '/')}.py"
     own = [frame for frame in frames if frame.filename.endswith(path)]
+    if not own and path.endswith("__init__.py"):  # a package, whose parts are in other files
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(Path(path).parent)]
     line = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{reason(error, with_type=True)}{line}"

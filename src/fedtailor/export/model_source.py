@@ -172,19 +172,23 @@ def _only_run(client_folder: Path) -> Path:
 def _from_client_folder(
     client_folder: Path, run: Path, moment: str, inputs: InputSpec | None
 ) -> tuple[ModelInfo, Params]:
-    from fedtailor.experiments.deployment import TABLE_FILE, read_deployment, with_client_network  # do not need Flower
+    from fedtailor.experiments import deployment as deployments  # does not need Flower
 
     settings = client_folder / "client.json"
     own = dict(parse_json(read_text(settings, "The client's settings", 2**16))) if settings.is_file() else {}
-    deployment = with_client_network(read_deployment(client_folder / "bundle"), own.get("network"))
+    deployment = deployments.read_outline(client_folder / "bundle")
+    if "network" in own:
+        deployment = replace(deployment, network=deployments.client_network(own["network"]))
     spec, described = deployment.inputs, deployment.describe()
+    code = deployments.read_own_parts(client_folder / "bundle")  # named, not imported
+    described |= {part: settings for part, settings in code.items() if part == "method" or "network" not in own}
     dtype = "int64" if deployment.takes_tokens else "float32"
     inputs = inputs or InputSpec(
         {SINGLE_INPUT: (dtype, tuple(spec.shape))}, spec.classes or None, spec.targets, spec.mean, spec.std,
-        survival=spec.survival, dtype_is_assumed=not deployment.takes_tokens,
+        class_names=spec.class_names, survival=spec.survival, dtype_is_assumed=not deployment.takes_tokens,
     )  # fmt: skip
-    if (client_folder / TABLE_FILE).is_file():
-        table = dict(parse_json(read_text(client_folder / TABLE_FILE, "The client's table", 2**24)))
+    if (client_folder / deployments.TABLE_FILE).is_file():
+        table = dict(parse_json(read_text(client_folder / deployments.TABLE_FILE, "The client's table", 2**24)))
         inputs = _parse_input_spec({**inputs.to_json(), **table})
     path = run / "models" / f"{moment}.safetensors"
     if not path.is_file():

@@ -11,6 +11,7 @@ from fedtailor.analysis.formatting import count_of
 from fedtailor.analysis.run_length import rounds_in_words
 from fedtailor.analysis.run_summary import Comparison, make_comparisons
 from fedtailor.analysis.verdict import verdict_sentences
+from fedtailor.data.dataset import BY_OWNER
 from fedtailor.errors import ConfigError, RunError
 from fedtailor.reporting.figures import cost, data_split, gains
 from fedtailor.reporting.figures.catalog import draw, local_runs, runs_with_records
@@ -122,12 +123,13 @@ def _subtitle(groups: Sequence[Comparison]) -> str:
     run, group = groups[0].first, groups[0]
     held_out = len(run.held_out_clients)
     partition = run.experiment["data"].get("partition")
+    kind = "natural " if partition == BY_OWNER else ""
     alpha = f" (α = {run.experiment['data'].get('alpha')})" if partition == "dirichlet" else ""
     seeds = f"seeds {', '.join(map(str, group.seeds))}" if len(group.seeds) > 1 else f"seed {group.seeds[0]}"
     seeds = f"{len(group.seeds)} redrawn splits of each client's samples" if group.is_repeated else seeds
     parts = [
-        count_of(run.num_clients, "client") + (f" and {held_out} held out" if held_out else ""),
-        f"{partition} split{alpha}" if partition else "",
+        count_of(run.num_clients, f"{kind}client") + (f" and {held_out} held out" if held_out else ""),
+        f"{partition} split{alpha}" if partition and not kind else "",
         rounds_in_words([run_summary.run for run_summary in group.summaries]),
     ]
     return " · ".join([part for part in parts if part] + [f"network {run.experiment['network'].get('name')}", seeds])

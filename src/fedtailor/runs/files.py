@@ -179,7 +179,10 @@ def _lock(file: BinaryIO, wait: bool = False) -> None:
     if sys.platform == "win32":
         import msvcrt
 
-        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:  # what Windows calls a lock that another process holds
+            raise BlockingIOError(error.errno, error.strerror) from error
     else:
         import fcntl
 

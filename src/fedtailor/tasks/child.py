@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -57,4 +58,7 @@ def _stop_when_closed(control: "Connection[Any, Any]") -> None:
     """Stop this process, after its round, when the other end is closed: on request, or because that process died."""
     with suppress(EOFError, OSError):
         control.recv_bytes()
-    os.kill(os.getpid(), signal.SIGTERM)
+    if sys.platform == "win32":  # there, os.kill would end this process immediately
+        signal.raise_signal(signal.SIGTERM)
+    else:  # it also wakes up the main thread
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,7 +1,7 @@
 """Run tasks in several processes of this machine.
 
 Every task has a process of its own. It is forked from a server process without threads or GPU (`forkserver`), which has
-imported the same modules as this process; where there is no such server, it is spawned.
+imported the same modules as this process; on macOS and Windows, it is spawned.
 """
 
 import os
@@ -10,12 +10,12 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, get_all_start_methods, get_context
+from multiprocessing import connection, get_context
 from typing import Any
 
 import torch
 
-from fedtailor.core.system import available_cores
+from fedtailor.core.system import available_cores, missing_fork
 from fedtailor.errors import ConfigError, reason
 from fedtailor.progress import ProgressDisplay
 from fedtailor.tasks.child import run_child
@@ -164,7 +164,7 @@ def _ready(running: Sequence[_Child]) -> list[_Child]:
 
 
 def _context() -> Any:
-    if "forkserver" not in get_all_start_methods():
+    if missing_fork():
         return get_context("spawn")
     context = get_context("forkserver")
     # The server imports what this process has imported, so that tasks start in milliseconds. Flower has threads.

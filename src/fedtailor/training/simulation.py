@@ -1,5 +1,6 @@
 """Build a simulation: check that method, model, and data fit together, and choose the engine."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from fedtailor.core.losses import WeightedCrossEntropy, balanced_weights
 from fedtailor.core.memory_limits import check_method_memory
 from fedtailor.core.method import Method, Setup
 from fedtailor.core.model import Model
-from fedtailor.core.system import deterministic, retain_freed_memory
+from fedtailor.core.system import deterministic, missing_fork, retain_freed_memory
 from fedtailor.core.trees import Params, flatten, take
 from fedtailor.data.federation import Federation
 from fedtailor.data.input_spec import InputSpec
@@ -32,7 +33,7 @@ from fedtailor.training.client_update import (
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.engine_selection import settle_engine
 from fedtailor.training.engines import RAY, EngineChoice
-from fedtailor.training.engines.auto import named_engine
+from fedtailor.training.engines.auto import explain_request, named_engine
 from fedtailor.training.grouped_clients import AnyClients, GroupedClients
 from fedtailor.training.held_out import HeldOutClients
 from fedtailor.training.preflight import (
@@ -47,6 +48,7 @@ from fedtailor.training.server import Server
 from fedtailor.training.simulated_clients import SimulatedClients
 from fedtailor.training.unreliable import Unreliable
 
+log = logging.getLogger("fedtailor")
 Schedule = Sequence[Sequence[int]]  # the clients selected for each round
 
 
@@ -84,6 +86,9 @@ def build_simulation(
     name, chunk_size = ("sequential", None) if is_chosen_later else (config.engine, config.chunk_size)
     threads = max(map(choose_num_threads, costs))
     choice = engine_choice or named_engine(name, chunk_size, threads, max_clients, device)
+    engine_reason = explain_request(choice, device)
+    if choice.engine == "pool" and (problem := missing_fork()):
+        log.warning("The engine 'pool' trains all clients in one process, because %s.", problem)
     num_all = fed.num_clients + (0 if held_out is None else held_out.num_clients)
     of_client = (0,) * num_all if isinstance(model, Model) else model.of_client
     groups = [
@@ -99,7 +104,7 @@ def build_simulation(
             samples=samples,
             training_samples=training_samples,
             engine_choice=choice,
-            engine_reason="The engine was requested.",
+            engine_reason=engine_reason,
             engine=choice.build(shared, training_samples),
             states=ClientStates(method.init_client(setup)),
             architecture=number,

@@ -29,7 +29,7 @@ from fedtailor.data.formats.image_files import is_image, read_image, read_image_
 from fedtailor.data.formats.npz import npz_bytes, read_npz
 from fedtailor.data.splits.partition import hold_out
 from fedtailor.data.survival_targets import strata_of
-from fedtailor.errors import DataError
+from fedtailor.errors import DataError, unknown_name
 
 _MAX_CLASSES = 10**6  # limits the memory for counts of each client's classes
 _NAMES = ("x_train", "y_train", "x_test", "y_test")
@@ -55,7 +55,7 @@ class ClientFolder:
                 yield name, _read_npz(files[0], self.test, (self.seed, client), self.survival)
             else:
                 pair = _read_images(name, files, self.class_names)
-                yield name, _hold_out(*pair, self.test, (self.seed, client))
+                yield name, _hold_out(*pair, self.test, (self.seed, client), False, name)
 
 
 def read_folder(folder: Path, *, test: float, seed: int, survival: bool = False) -> ClientArrays:
@@ -81,11 +81,38 @@ def list_clients(folder: Path, *, test: float, seed: int, survival: bool = False
 def read_client(path: Path, name: str, *, test: float, seed: int, survival: bool = False) -> Arrays:
     """Read one client's .npz file; its test split depends on its name and the seed."""
     if not path.is_file():
-        raise DataError(f"There is no file '{path}'; a client's data must be an .npz file.")
+        known = "an .npz file, a table, a folder of images, or a file of Federation.save"
+        raise DataError(f"There is no file '{path}'; a client's data must be {known}.")
     try:
         return _read_npz(path, test, (seed, crc32(name.encode())), survival)
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}.") from error
+
+
+def read_image_client(folder: Path, name: str, classes: tuple[str, ...], *, test: float, seed: int) -> Arrays:
+    """Read one client's folder of images, with one folder per class; classes may be missing.
+
+    >>> read_image_client(Path("nowhere"), "hospital-a", ("benign", "malignant"), test=0.25, seed=0)
+    Traceback (most recent call last):
+    fedtailor.errors.DataError: Client nowhere has no training data; put images into 'nowhere/CLASS/'.
+    """
+    try:
+        for found in list_entries(folder, "*", Path.is_dir, folder):
+            if found.name not in classes:
+                raise unknown_name(f"class in '{folder}' named", found.name, classes)
+        images = _read_images(name, _list_images(folder, folder), classes)
+    except OSError as error:
+        raise DataError(f"The folder '{folder}' cannot be read: {error.strerror}.") from error
+    return hold_out_client(*images, name, test=test, seed=seed)
+
+
+def hold_out_client(x: Array, y: Array, name: str, *, test: float, seed: int, survival: bool = False) -> Arrays:
+    """Hold out test samples of one client; they depend on its name and the seed.
+
+    >>> [len(part) for part in hold_out_client(np.zeros((8, 3)), np.arange(8) % 2, "a", test=0.25, seed=0)]
+    [6, 6, 2, 2]
+    """
+    return _hold_out(x, y, test, (seed, crc32(name.encode())), survival, name)
 
 
 def _list_clients(folder: Path, test: float, seed: int) -> ClientFolder:
@@ -115,10 +142,7 @@ def _read_npz(path: Path, test: float, seed: tuple[int, int], survival: bool) ->
         x_train, y_train, x_test, y_test = (arrays[name] for name in _NAMES)
         return x_train, y_train, x_test, y_test
     if {"x", "y"} <= arrays.keys():
-        x, y = arrays["x"], arrays["y"]
-        if not x.ndim or not y.ndim or len(x) != len(y):
-            raise DataError(f"Client {path.stem}'s x {x.shape} and y {y.shape} must have one row per sample.")
-        return _hold_out(x, y, test, seed, strata_of(torch.from_numpy(y), survival=True) if survival else None)
+        return _hold_out(arrays["x"], arrays["y"], test, seed, survival, path.stem)
     required = "x_train, y_train, x_test, and y_test, or x and y"
     raise DataError(f"'{path.name}' must contain {required}; it contains {reprlib.repr(found)}.")
 
@@ -129,7 +153,10 @@ def _check_labels(labels: Array, client: str) -> None:
         raise DataError(f"Client {client} has the label {labels.max()}; {hint}.")
 
 
-def _hold_out(x: Array, y: Array, test: float, seed: tuple[int, int], strata: Array | None = None) -> Arrays:
+def _hold_out(x: Array, y: Array, test: float, seed: tuple[int, int], survival: bool, client: str) -> Arrays:
+    if not x.ndim or not y.ndim or len(x) != len(y):
+        raise DataError(f"Client {client}'s x {x.shape} and y {y.shape} must have one row per sample.")
+    strata = strata_of(torch.from_numpy(y), survival=True) if survival else None
     kept, held = hold_out(y if strata is None else strata, np.arange(len(y)), test, seed)
     return x[kept], y[kept], x[held], y[held]
 

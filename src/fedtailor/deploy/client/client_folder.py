@@ -4,6 +4,7 @@ bundle/                 what the operator sent: the client's key, the server's a
 client.json             the path of the data, the device, and the client's own network if it has one
 schema.json             the schema on which the sites agreed, if the data are a table
 table.json              how the rows of the table become inputs, and the names of the classes, for predictions
+allowed_code.json       the own code of the deployment that may be imported, with its hashes
 secret                  the seed of the client's noise, if it adds any
 runs/RUN/states/000007.safetensors ...   the client state and the trained model after round 7; the last few rounds
                         initial-*.safetensors: the state with which a client started that joined late
@@ -29,17 +30,20 @@ from fedtailor.core.untrusted_input import parse_json, read_text
 from fedtailor.data.federation import Federation
 from fedtailor.data.splits.partition import hold_out
 from fedtailor.data.tables.loading import read_schema, to_json
-from fedtailor.data.tables.reading import SUFFIXES as TABLE_SUFFIXES
-from fedtailor.data.user_files.client_folders import read_client
+from fedtailor.deploy.client.client_data import ClientData
 from fedtailor.deploy.keys import read_bundle
 from fedtailor.errors import DeployError
+from fedtailor.experiments.deployed_code import InstalledCode, named_code, read_consent
 from fedtailor.experiments.deployment import (
     TABLE_FILE,
     Deployment,
     deployment_digest,
     read_deployment,
+    read_deployment_file,
     with_client_network,
 )
+from fedtailor.experiments.own_code import CodeConsent
+from fedtailor.experiments.own_parts import OwnNetwork
 from fedtailor.networks import fit_network
 from fedtailor.runs.files import write_atomic, write_private
 from fedtailor.training.architectures import check_same_exchange
@@ -59,6 +63,13 @@ def worker_file(folder: Path) -> Path:
     return folder / "home" / "worker" / "address"
 
 
+def client_consent(folder: Path) -> InstalledCode:
+    """Return the consent to import the deployment's own code that was given with `fedtailor deploy client`."""
+    code = named_code(read_deployment_file(folder / "bundle"))
+    fix = "confirm it by running fedtailor deploy client again in a terminal, or with --allow-code"
+    return read_consent(folder, code, fix)
+
+
 @dataclass(frozen=True)
 class ClientFolder:
     """A client's folder, opened."""
@@ -67,6 +78,7 @@ class ClientFolder:
     name: str
     deployment: Deployment  # as in the bundle
     data: Path
+    consent: CodeConsent  # to import the deployment's own code
     network: Any = None  # name or settings of the client's own network; None: that of the deployment
 
     @classmethod
@@ -78,7 +90,9 @@ class ClientFolder:
             data, device, network = Path(str(settings["data"])), str(settings["device"]), settings.get("network")
         except (ValueError, KeyError, TypeError) as error:
             raise DeployError(f"'{folder / _SETTINGS}' does not contain the path of the client's data.") from error
-        return cls(folder, bundle.name, replace(read_deployment(bundle.folder), device=device), data, network)
+        consent = client_consent(folder)
+        deployment = replace(read_deployment(bundle.folder, consent), device=device)
+        return cls(folder, bundle.name, deployment, data, consent, network)
 
     @classmethod
     def create(
@@ -106,39 +120,11 @@ class ClientFolder:
     @cached_property
     def fed(self) -> Federation:
         """A federation with this client's data only."""
-        inputs, fed = self.deployment.inputs, self._read_data()
-        if fed.shape != tuple(inputs.shape):
-            raise DeployError(
-                f"The samples in '{self.data}' have shape {fed.shape}, but this federation requires {inputs.shape}."
-            )
-        if inputs.schema is not None and (fed.table is None or fed.table.schema != inputs.schema):
-            raise DeployError(
-                f"'{self.data}' was not read with the schema of this federation; pass the operator's file as --schema."
-            )
-        if fed.task != inputs.task:
-            raise DeployError(
-                f"The targets in '{self.data}' do not match this federation; see inputs.classes in its settings."
-            )
-        return fed
+        return self._data.read(self.deployment, self.consent)
 
-    def _read_data(self) -> Federation:
-        """Read a .npz file or a table, or map a file of `Federation.save` with one client, if it is large."""
-        inputs, classes = self.deployment.inputs, self.deployment.inputs.classes or None
-        if self.data.suffix.lower() in TABLE_SUFFIXES:
-            if not (self.folder / _SCHEMA).is_file():
-                raise DeployError(f"'{self.data}' is a table; pass the schema on which the sites agreed as --schema.")
-            fed = Federation.from_tables({self.name: self.data}, schema=self.folder / _SCHEMA)
-            return replace(fed, classes=classes, mean=inputs.mean, std=inputs.std)
-        if self.data.suffix == ".npz" or not self.data.is_file():
-            options: dict[str, Any] = {"test": inputs.test, "survival": inputs.survival}
-            arrays = read_client(self.data, self.name, seed=self.deployment.seed, **options)
-            extra: dict[str, Any] = {"classes": classes, "regression": classes is None, "survival": inputs.survival}
-            return Federation.from_arrays([arrays], names=[self.name], mean=inputs.mean, std=inputs.std, **extra)
-        fed = Federation.from_file(self.data)
-        if fed.num_clients != 1:
-            raise DeployError(f"'{self.data}' contains {fed.num_clients} clients; save one with fed.select([0]).save.")
-        names = None if fed.table is None else fed.class_names  # for predictions of rows of a table
-        return replace(fed, names=(self.name,), classes=classes, class_names=names, mean=inputs.mean, std=inputs.std)
+    @property
+    def _data(self) -> ClientData:
+        return ClientData(self.data, self.name, self.folder / _SCHEMA)
 
     @cached_property
     def own_deployment(self) -> Deployment:
@@ -153,14 +139,12 @@ class ClientFolder:
     @property
     def data_version(self) -> tuple[int, ...]:
         """What changes when the data are replaced; empty if there are none."""
-        if not self.data.is_file():
-            return ()
-        stat = self.data.stat()
-        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+        return self._data.version
 
     def check_data(self) -> None:
         """Raise an error if the network does not accept the data."""
-        fit_network(self.own_deployment.network, self.fed)  # raises an error for tokens outside of the vocabulary
+        if not isinstance(self.own_deployment.network, OwnNetwork):
+            fit_network(self.own_deployment.network, self.fed)  # raises an error for tokens outside of the vocabulary
         model, params = self.initial_model
         networks = [initial_model(self.deployment.model(), self.deployment), (model, params)]
         sizes = torch.tensor([len(self.fed.train[0])])

@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +15,13 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from fedtailor.deploy import executor
 from fedtailor.deploy.client.client_folder import worker_file
 from fedtailor.deploy.keys import Bundle, read_bundle
 from fedtailor.deploy.server.proxy import ERROR_CODE
 from fedtailor.deploy.subprocesses import (
     Subprocess,
     exclusive,
-    find_processes,
     flower_command,
     flower_environment,
     free_address,
@@ -29,15 +30,13 @@ from fedtailor.deploy.subprocesses import (
     skip_repeats,
     stop_all,
 )
-from fedtailor.experiments.deployment import read_deployment
-from fedtailor.runs.files import write_atomic, write_errors
+from fedtailor.experiments.deployment import read_outline
+from fedtailor.runs.files import make_private_folder, write_atomic, write_errors, write_private
 from fedtailor.training.signals import deferred_signals
 
-_STALL_TIMEOUT = 90.0  # seconds without progress; Flower itself replies for a dead ClientApp after 60
-_EXECUTOR_TIMEOUT = 10.0  # seconds without the SuperExec process, once it has started
+_STALL_TIMEOUT = 90.0  # seconds without progress; Flower itself replies for a dead executor after 60
 _CHECK_INTERVAL = 2.0  # seconds between checks of Flower's processes
 _LOG = "log/supernode.log"
-_CLIENT_APP = Path(__file__).parents[1] / "client_app.py"
 _WORKER = Path(__file__).with_name("worker_process.py")
 _CONNECTED = re.compile(r"SuperNode ID: (\d+)")
 _REJECTED = re.compile(r"\[code: (\d+)\] (.+)")
@@ -66,22 +65,22 @@ def keep_connected(folder: Path, say: Callable[[str], None]) -> None:
     fedtailor.errors.DeployError: There is no bundle in 'nowhere/bundle'; unpack the file that the operator sent you.
     """
     bundle, home = read_bundle(folder / "bundle"), folder / "home"
-    deadline = read_deployment(bundle.folder).deadline
+    deadline = read_outline(bundle.folder).deadline
     connection = _Connection(bundle, home, skip_repeats(say))
     with deferred_signals(only_first=False) as stop:
-        for left in (home, home / "worker"):  # by a client that was killed
+        for left in (home, home / "worker", home / "executor"):  # by a client that was killed
             stop_all(left)
 
         def start() -> Subprocess:
             _deactivate_previous(bundle, home)
             connection.reset()
-            paths = {"FEDTAILOR_CLIENT_APP": _CLIENT_APP, "FEDTAILOR_WORKER": worker_file(folder)}
-            env = flower_environment(home, **{name: str(path.absolute()) for name, path in paths.items()})
-            command = _supernode_command(bundle, connection.local_address)
-            return Subprocess(home, command, env, folder / _LOG, connection.read_line)
+            make_private_folder(_secret_file(folder).parent)
+            write_private(_secret_file(folder), secrets.token_bytes(32))
+            command = _supernode_command(bundle, connection.local_address, _secret_file(folder))
+            return Subprocess(home, command, flower_environment(home), folder / _LOG, connection.read_line)
 
         def watch(supernode: Subprocess) -> bool:
-            with _running_worker(folder):
+            with _running_worker(folder), _running_executor(folder, connection):
                 _monitor(supernode, connection, folder, deadline, stop)
             supernode.stop()
             if supernode.returncode == 0 and stop.is_set():  # it has deactivated itself
@@ -91,18 +90,42 @@ def keep_connected(folder: Path, say: Callable[[str], None]) -> None:
         keep_running(start, watch, stop)
 
 
+def _secret_file(folder: Path) -> Path:
+    """Return the file with the secret that lets the executor, and no other program, fetch messages."""
+    return folder / "home" / "executor" / "secret"
+
+
 @contextmanager
 def _running_worker(folder: Path) -> Iterator[None]:
     """Keep a worker running. It ends with the SuperNode, because the message it works on has then been lost."""
-    stop = Event()
+    home, command = folder / "home" / "worker", [str(_WORKER), str(folder.absolute())]
+    with _running(lambda: Subprocess(home, command, os.environ, folder / "log" / "worker.log")):
+        yield
+
+
+@contextmanager
+def _running_executor(folder: Path, connection: "_Connection") -> Iterator[None]:
+    """Keep an executor running, which passes the messages of the SuperNode on to the worker."""
+    home, paths = folder / "home" / "executor", (_secret_file(folder), worker_file(folder))
+    command = [executor.__file__, connection.local_address, *(str(path.absolute()) for path in paths)]
 
     def start() -> Subprocess:
-        home = folder / "home" / "worker"
-        return Subprocess(home, [str(_WORKER), str(folder.absolute())], os.environ, folder / "log" / "worker.log")
+        connection.handling = False
+        log = folder / "log" / "executor.log"
+        return Subprocess(home, command, flower_environment(home), log, connection.read_executor_line)
 
-    def watch(worker: Subprocess) -> bool:
+    with _running(start):
+        yield
+
+
+@contextmanager
+def _running(start: Callable[[], Subprocess]) -> Iterator[None]:
+    """Keep a subprocess running beside the SuperNode."""
+    stop = Event()
+
+    def watch(process: Subprocess) -> bool:
         started = time.monotonic()
-        while worker.returncode is None and not stop.wait(0.2):
+        while process.returncode is None and not stop.wait(0.2):
             pass
         return time.monotonic() > started + _STALL_TIMEOUT
 
@@ -128,7 +151,13 @@ class _Connection:
         self.lost = False  # the last connection attempt failed
         self.rejected = False  # the reason was already reported
         self.busy_since: float | None = None  # when the current message arrived
+        self.handling = False  # whether the executor has the current message
         self.sending = False  # the reply to the current message
+
+    def read_executor_line(self, line: str) -> None:
+        """Update the state from a line of the executor's output."""
+        if line in (executor.HANDLING, executor.DONE):
+            self.handling = line == executor.HANDLING
 
     def read_line(self, line: str) -> None:
         """Update the state from a line of output, and report changes to the user."""
@@ -178,31 +207,28 @@ class _Connection:
 
 @dataclass
 class _LastSeen:
-    """When each of Flower's processes on this machine was last seen alive."""
+    """When the SuperNode was last seen alive, and the executor at work on a message."""
 
-    supernode: float  # communicates with the server
-    executor: float  # starts the ClientApp
-    client_app: float  # handles a message
+    supernode: float
+    executor: float
 
-    def update(self, home: Path, address: str) -> None:
+    def update(self, connection: _Connection) -> None:
         now = time.monotonic()
-        if is_healthy(address):
+        if is_healthy(connection.local_address):
             self.supernode = now
-        if find_processes(home, "flower-superexec"):
-            self.executor = max(now, self.executor)
-        if find_processes(home, "flwr-clientapp"):
-            self.client_app = now
+        if connection.handling:
+            self.executor = now
 
 
 def _monitor(supernode: Subprocess, connection: _Connection, folder: Path, deadline: float, stop: Event) -> None:
     """Return when the SuperNode has ended or stalled, or when `stop` is set."""
     checked = time.monotonic()
-    last_seen = _LastSeen(checked, checked + _STALL_TIMEOUT, checked)
+    last_seen = _LastSeen(checked, checked)
     while not stop.wait(0.2) and supernode.returncode is None:
         if time.monotonic() < checked + _CHECK_INTERVAL:
             continue
         connection.report_loss()
-        last_seen.update(folder / "home", connection.local_address)
+        last_seen.update(connection)
         checked = time.monotonic()
         if problem := _find_stall(connection, last_seen, checked, deadline):
             connection.say(f"Flower's client has stalled: {problem}; restarting it.")
@@ -216,25 +242,26 @@ def _find_stall(connection: _Connection, last_seen: _LastSeen, now: float, deadl
     """Return why the SuperNode has stalled, or None.
 
     The SuperNode handles one message at a time and waits for the reply without a timeout. It waits forever if the
-    ClientApp ends before it has fetched the message or handed over the whole reply.
+    executor ends before it has fetched the message or handed over the whole reply.
     """
     busy = now if connection.busy_since is None else connection.busy_since
-    unhandled = not connection.sending and now > max(busy, last_seen.client_app) + _STALL_TIMEOUT
+    unhandled = not connection.sending and now > max(busy, last_seen.executor) + _STALL_TIMEOUT
     problems = {
         "it does not respond": now > last_seen.supernode + _STALL_TIMEOUT,
-        "the process that starts the ClientApp is gone": now > last_seen.executor + _EXECUTOR_TIMEOUT,
         "no process handles the server's message": unhandled,
         "a reply took more than twice the deadline": now > busy + 2 * deadline + _STALL_TIMEOUT,
     }
     return next((problem for problem, holds in problems.items() if holds), None)
 
 
-def _supernode_command(bundle: Bundle, address: str) -> list[str]:
+def _supernode_command(bundle: Bundle, address: str, secret: Path) -> list[str]:
+    """Return the command of a SuperNode that starts no processes: the executor fetches its messages."""
     host, _, port = address.rpartition(":")
     folder = bundle.folder.absolute()
     return [
         flower_command("flower-supernode"), "--superlink", bundle.address, "--host", host, "--port", port,
         "--root-certificates", str(folder / "authority.crt"), "--auth-supernode-private-key", str(folder / "key"),
+        "--isolation", "process", "--superexec-auth-secret-file", str(secret.absolute()),
     ]  # fmt: skip
 
 

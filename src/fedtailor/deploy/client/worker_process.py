@@ -1,6 +1,6 @@
 """The worker: a process beside the SuperNode that answers the server's messages, one at a time.
 
-It keeps FedTailor, the client's data, and the model in memory, because Flower starts a new process for every message.
+It keeps FedTailor, the client's data, and the model in memory; the executor, a small process, talks to Flower.
 """
 
 import json
@@ -15,8 +15,10 @@ from typing import Any, cast
 import torch
 
 from fedtailor.core.trees import Tree
+from fedtailor.deploy.app_bundle import check_app
 from fedtailor.deploy.client.client_folder import ClientFolder, worker_file
 from fedtailor.deploy.client.worker import RoundRequest, Worker
+from fedtailor.deploy.keys import read_bundle
 from fedtailor.deploy.messages import parse_message
 from fedtailor.errors import DeployError, FedTailorError, reason
 from fedtailor.experiments.deployment import deployment_digest
@@ -29,7 +31,7 @@ _MAX_BYTES = 2**40  # of a message: practically unlimited, because the client tr
 
 
 def main() -> None:
-    """Answer messages until this process is stopped; the file `worker_file` tells the ClientApp where to connect."""
+    """Answer messages until this process is stopped; the file `worker_file` tells the executor where to connect."""
     logging.basicConfig(level=logging.INFO)
     folder, key = Path(sys.argv[1]), secrets.token_bytes(32)
     with Listener(("127.0.0.1", 0), authkey=key) as listener:
@@ -40,27 +42,29 @@ def main() -> None:
             try:
                 with listener.accept() as connection:
                     _answer_connection(folder, connection)
-            except Exception as error:  # a ClientApp that was killed, or another program that does not know the key
+            except Exception as error:  # an executor that was killed, or another program that does not know the key
                 log.warning("A message was lost: %s.", reason(error))
             torch.cuda.empty_cache()  # other programs may need the memory between two messages
 
 
 def _answer_connection(folder: Path, connection: Connection) -> None:
-    kind, text, data = (connection.recv_bytes() for _ in range(3))
-    reply_text, reply_data = answer(folder, kind.decode(), text.decode(), data)
+    app, kind, text = (connection.recv_bytes().decode() for _ in range(3))
+    reply_text, reply_data = answer(folder, app, kind, text, connection.recv_bytes())
     connection.send_bytes(reply_text.encode())
     connection.send_bytes(reply_data)
 
 
-def answer(path: Path, kind: str, text: str, data: bytes) -> tuple[str, bytes]:
-    """Return the fields and the tree of the reply to a message, or the reason of an error.
+def answer(path: Path, app: str, kind: str, text: str, data: bytes) -> tuple[str, bytes]:
+    """Return the fields and the tree of the reply to a message, or the reason of an error; `app` is the SHA-256 of the
+    app that the server sent with the run.
 
     The text of unexpected errors is written to this machine's log only, because it may quote data.
     """
     name = "unknown"
     try:
+        name = read_bundle(path / "bundle").name
+        check_app(app)
         folder = _open(path)
-        name = folder.name
         fields, upload = _handle(folder, kind, *parse_message(text, data, _MAX_BYTES))
         return json.dumps(fields), b"" if upload is None else pack(upload)
     except FedTailorError as error:

@@ -14,7 +14,7 @@ from fedtailor.deploy.server.flower_clients import FlowerClients
 from fedtailor.deploy.server.mailbox import Mailbox
 from fedtailor.deploy.server.membership import Member, Membership
 from fedtailor.errors import DeployError, FedTailorError
-from fedtailor.experiments.deployment import deployment_digest, read_deployment
+from fedtailor.experiments.deployment import deployment_digest, read_operator_deployment
 from fedtailor.runs.checkpoint import Checkpoint
 from fedtailor.runs.environment import describe_environment
 from fedtailor.runs.files import wait_for_lock, write_atomic
@@ -35,7 +35,7 @@ _CHECKSUMMED = ("experiment.toml", "start.safetensors")  # not run.json, which c
 
 def coordinate(folder: Path, mailbox: Mailbox) -> None:
     """Run the federation of an operator's folder to its end; the state after every round is saved for resuming."""
-    membership = Membership(folder, replace(read_deployment(folder), device="cpu"), mailbox)
+    membership = Membership(folder, replace(read_operator_deployment(folder), device="cpu"), mailbox)
     run = folder / "run"
     run.mkdir(exist_ok=True)
     with (run / "lock").open("ab") as lock:

@@ -1,7 +1,6 @@
 """The operator's folder: the enrolled clients and the status of the run.
 
 deployment.toml   the method, the network, and all other settings
-app/              the Flower app: a few lines that call this library
 keys/             the authority and the server's certificate
 bundles/NAME.tar  the file for each client; confidential
 clients.json      the enrolled clients, in the order of enrollment

@@ -15,7 +15,7 @@ from fedtailor.core.untrusted_input import parse_json, read_text
 from fedtailor.deploy.server import superlink
 from fedtailor.deploy.server.operator_folder import enrolled_clients, read_status, write_status
 from fedtailor.errors import DeployError, FedTailorError, RunError, reason
-from fedtailor.experiments.deployment import read_deployment
+from fedtailor.experiments.deployment import read_operator_deployment
 from fedtailor.runs.checkpoint import Checkpoint
 from fedtailor.runs.files import folder_lock, wait_for_lock, write_atomic
 from fedtailor.runs.reader import is_run_folder
@@ -44,7 +44,7 @@ def start_run(folder: Path) -> None:
     Traceback (most recent call last):
     fedtailor.errors.DeployError: There is no deployment in 'nowhere'; create one with: fedtailor deploy init nowhere.
     """
-    read_deployment(folder)
+    read_operator_deployment(folder)
     if not enrolled_clients(folder):
         raise DeployError(f"No clients are enrolled; run: fedtailor deploy keys {folder} --clients a,b,c.")
     if is_active(folder):  # also raises an error if the server is not running

@@ -35,6 +35,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from fedtailor.core.untrusted_input import read_text
+from fedtailor.deploy.app_bundle import build_app
 from fedtailor.deploy.dummy_client import preview_payload
 from fedtailor.deploy.server.operator_folder import EnrolledClient, enroll, enrolled_clients
 from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
@@ -51,7 +52,7 @@ from fedtailor.deploy.subprocesses import (
     stop_all,
 )
 from fedtailor.errors import DeployError, FedTailorError, reason
-from fedtailor.experiments.deployment import Deployment, read_deployment
+from fedtailor.experiments.deployment import Deployment, read_operator_deployment
 from fedtailor.runs.files import write_atomic
 from fedtailor.training.signals import deferred_signals
 
@@ -73,7 +74,7 @@ def serve(folder: Path, say: Callable[[str], None] = print, supervise: Callable[
     fedtailor.errors.DeployError: There is no deployment in 'nowhere'; create one with: fedtailor deploy init nowhere.
     """
     say = skip_repeats(say)
-    deployment, home, keys = read_deployment(folder), folder / "home", folder / "keys"
+    deployment, home, keys = read_operator_deployment(folder), folder / "home", folder / "keys"
     home.mkdir(parents=True, exist_ok=True)
     if not (keys / "server.crt").is_file():
         raise DeployError(f"'{folder}' has no keys; create them with: fedtailor deploy keys {folder} --clients a,b,c.")
@@ -108,16 +109,14 @@ def serve(folder: Path, say: Callable[[str], None] = print, supervise: Callable[
 
 
 def submit(folder: Path) -> int:
-    """Start a run of the folder's app and return Flower's ID of the run.
+    """Start a run and return Flower's ID of the run.
 
     >>> submit(Path("nowhere"))
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
-    from flwr.cli.build import build_fab_from_disk  # imports for a second
-
     _check_started(folder)
-    app = build_fab_from_disk(folder / "app")
+    app = build_app()
     request = StartRunRequest(fab=Fab(hash_str=sha256(app).hexdigest(), content=app))
     return int(_call(folder, "start-run", request, StartRunResponse).run_id)
 

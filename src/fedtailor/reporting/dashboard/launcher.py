@@ -30,6 +30,7 @@ from fedtailor.training.simulate import describe_method
 LAUNCHER_FOLDER = ".live"
 _EXPECTED_EXIT_CODES = (0, 130, 143)  # finished, or stopped by SIGINT or SIGTERM
 _LOG_BYTES = 4000  # shown of a log
+_PROC = Path("/proc")
 _ENTRY_POINT = (  # restores Ctrl-C: a dashboard in the background ignores SIGINT, and processes would inherit that
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     "from fedtailor.reporting.dashboard.launcher import main; main()"
@@ -181,12 +182,14 @@ def _new_folder(root: Path, label: str) -> Path:
 
 def _command_line(pid: int) -> str:
     """Return the command line of a process, or an empty string if it has ended."""
-    if Path("/proc/self/cmdline").exists():
+    if (_PROC / "self" / "cmdline").exists():
         with suppress(OSError):
-            return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).rstrip("\0").replace("\0", " ")
+            return os.fsdecode((_PROC / str(pid) / "cmdline").read_bytes()).rstrip("\0").replace("\0", " ")
         return ""
-    result = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True)
-    return result.stdout.rstrip("\n")
+    with suppress(OSError):  # Windows has no `ps`
+        result = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True)
+        return result.stdout.rstrip("\n")
+    return ""
 
 
 # ---- the launched process

@@ -12,6 +12,7 @@ from fedtailor.core.system import available_cores, deterministic, synchronize
 from fedtailor.errors import ConfigError, FedTailorError, unknown_name
 from fedtailor.training.engines import DEFAULT_CHUNK_SIZE, ENGINES, RAY, EngineChoice
 from fedtailor.training.engines.learned_choices import LearnedChoice
+from fedtailor.training.engines.pool import cannot_fork
 from fedtailor.training.engines.vectorized import padding_overhead
 from fedtailor.training.sample_index import SampleIndex
 
@@ -35,6 +36,22 @@ def named_engine(
         default = min(max_clients, DEFAULT_CHUNK_SIZE) if device.type == "cpu" else max_clients
         return EngineChoice(engine, 1, default if chunk_size is None else min(chunk_size, max_clients))
     return EngineChoice(engine, threads if engine == "sequential" else 1)
+
+
+def explain_request(choice: EngineChoice, device: torch.device) -> str:
+    """Return the reason of an engine that was given by name, and what it lacks on this machine.
+
+    >>> explain_request(EngineChoice("sequential"), torch.device("cpu"))
+    'The engine was requested.'
+    """
+    is_parallel = choice.engine != "sequential" and device.type == "cpu" and available_cores() > 1
+    return " ".join(["The engine was requested.", *_one_process(is_parallel)])
+
+
+def _one_process(is_parallel: bool) -> list[str]:
+    """Return a sentence if an engine would use several processes and cannot."""
+    problem = cannot_fork() if is_parallel else None
+    return [f"All clients train in one process, because {problem}."] if problem else []
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +91,8 @@ class EngineBenchmark:
             seconds |= self._compare(close, min(4 * batches, math.ceil(self._mean_batches())))[0]
         ranking = sorted(close, key=lambda choice: seconds[choice])
         times = ", ".join(f"{choice} {1000 * seconds[choice]:.3g}" for choice in ranking)
-        reason = " ".join([f"Milliseconds per client and batch: {times}.", *dict.fromkeys(errors)])
+        notes = [*dict.fromkeys(errors), *_one_process(self.device.type == "cpu" and available_cores() > 1)]
+        reason = " ".join([f"Milliseconds per client and batch: {times}.", *notes])
         if self.learned is not None:
             self.learned.put(ranking[0], reason)
         return ranking[0], reason
@@ -109,7 +127,7 @@ class EngineBenchmark:
         return sorted(self.clients, key=lambda client: -int(self.samples.sizes[client]))[:count]
 
     def _cores(self) -> int:
-        return available_cores() if self.device.type == "cpu" else 1
+        return available_cores() if self.device.type == "cpu" and not cannot_fork() else 1
 
     def _measure(self, sequential: EngineChoice) -> tuple[int, float, float]:
         """Return how many batches per client suffice for a comparison, and the sequential engine's seconds per client

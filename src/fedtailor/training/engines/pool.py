@@ -2,7 +2,8 @@
 
 Workers are forked, so neither the function nor the data have to be sent to them. For a function that is called again,
 as in every round, they stay alive; they read the trees from shared memory. For others, they are forked for one call.
-They write their results into shared memory. The calling process is one of the workers.
+They write their results into shared memory. The calling process is one of the workers. It is the only one on systems
+that cannot fork.
 """
 
 import mmap
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedtailor.core.batch import SharedContext
-from fedtailor.core.system import available_cores, retain_freed_memory, torch_threads
+from fedtailor.core.system import available_cores, missing_fork, retain_freed_memory, torch_threads
 from fedtailor.core.trees import Tree, map_leaves, take
 from fedtailor.errors import FedTailorError, RunError, reason
 from fedtailor.training.engines.living_workers import Call, ClientFunction, LivingWorkers, Task
@@ -46,7 +47,7 @@ class Pool:
 
     shared: SharedContext
     samples: SampleIndex  # positions of every client's training samples
-    workers: int = field(default_factory=available_cores)
+    workers: int = field(default_factory=lambda: 1 if missing_fork() else available_cores())
     chunk_size: int | None = None  # clients that a worker trains in one batch; None: one after another
     memory: SharedMemory = field(default_factory=SharedMemory)  # for results
     templates: dict[str, Template] = field(default_factory=dict)  # of functions known to be worth forking for
@@ -54,8 +55,9 @@ class Pool:
     def __post_init__(self) -> None:
         if self.shared.y.device.type != "cpu":
             raise RunError("The engine 'pool' is for CPUs; on a GPU, use 'vectorized' or 'sequential'.")
-        if problem := cannot_fork():
-            raise RunError(problem)
+        if (problem := cannot_fork()) and not missing_fork():
+            fix = "hide the GPU with CUDA_VISIBLE_DEVICES='' or use 'sequential'"
+            raise RunError(f"The engine 'pool' is not available, because {problem}; {fix}.")
 
     @cached_property
     def living(self) -> LivingWorkers:
@@ -167,13 +169,10 @@ def _make_template(client: int, result: Tree) -> Template:
 
 
 def cannot_fork() -> str | None:
-    """Return why processes cannot be forked here, or None if they can."""
-    if not hasattr(os, "fork"):
-        return "The engine 'pool' needs os.fork, which is not available; use 'vectorized' instead."
-    if torch.accelerator.is_available():
-        problem = "The engine 'pool' cannot run on a machine with a GPU, because PyTorch's autograd fails after a fork"
-        return f"{problem}; hide the GPU with CUDA_VISIBLE_DEVICES='' or use 'sequential'."
-    return None
+    """Return why no process can be forked on this machine, or None if one can."""
+    if (problem := missing_fork()) is None and torch.accelerator.is_available():
+        return "PyTorch's autograd fails after a fork on a machine with a GPU"
+    return problem
 
 
 @dataclass(frozen=True, eq=False)

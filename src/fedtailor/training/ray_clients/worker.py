@@ -16,7 +16,7 @@ from fedtailor.training.channel.payload import count_bytes
 from fedtailor.training.client_failures import ClientFailure, Signature, tree_signature
 from fedtailor.training.clients import Evaluation
 from fedtailor.training.engines import EngineChoice
-from fedtailor.training.engines.auto import EngineBenchmark, named_engine
+from fedtailor.training.engines.auto import EngineBenchmark, explain_request, named_engine
 from fedtailor.training.engines.vectorized import select_rows
 from fedtailor.training.grouped_clients import AnyClients
 from fedtailor.training.preflight import choose_num_threads, max_concurrent_clients, measure_step_cost
@@ -131,7 +131,8 @@ class ShardWorker:
         threads = max(map(choose_num_threads, costs))
         max_clients = min(max_concurrent_clients(cost, self._device) for cost in costs)
         if name != "auto":
-            return named_engine(name, chunk_size, threads, max_clients, self._device), "The engine was requested."
+            choice = named_engine(name, chunk_size, threads, max_clients, self._device)
+            return choice, explain_request(choice, self._device)
         sent, first = self._unpack(messages, common), self._groups[0]
         place = {client: position for position, client in enumerate(clients)}
         benchmark = EngineBenchmark(
