@@ -159,13 +159,14 @@ def test_follow_prints_every_change_and_rarely_calls_flower(operator: Path, monk
 def test_second_start_is_rejected(operator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("keys", operator, "--clients", "a")
     (operator / "home").mkdir()
-    states = iter(["running", "running", "finished", "finished"])
+    states = iter(["running", "running", *["finished"] * 3])
     monkeypatch.setattr(superlink, "submit", lambda folder: 17)
     monkeypatch.setattr(superlink, "run_state", lambda folder, run_id: next(states))
     run("start", operator)
     assert "is active" in error("start", operator)  # also before the first round
     assert "is active" in error("resume", operator)
     run("resume", operator)
+    run("stop", operator)  # although its process has ended, because the server would start it again
     assert "No run" in error("stop", operator)
     (operator / "run").mkdir()
     (operator / "run" / "experiment.toml").touch()

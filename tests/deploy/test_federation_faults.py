@@ -169,9 +169,10 @@ def misbehave() -> None:
                 forged = PushMessagesRequest.FromString(request.SerializeToString())
                 forged.messages_list[0].metadata.src_node_id = int(os.environ["VICTIM"])
                 try:
-                    push(self, forged)
+                    return push(self, forged)
                 except Exception as error:
                     print("FORGED:", error, flush=True)
+                    raise
             return push(self, request)
 
         FleetHttpClient.PushMessages = forge  # type: ignore[method-assign]

@@ -67,7 +67,7 @@ def test_rollback_after_poisoned_upload_and_suspension_of_its_client_saves_the_r
     """One finite upload × 1e6 is accepted in round 3, and later the others diverge."""
     federation = create(method="scaffold", rounds=6, evaluate_every=6)
     federation.grid.tamper = change_upload("bob", "3", 1e6)
-    assert "has NaN or infinity; try a smaller lr" in error_message(federation.run)
+    assert "has NaN or infinity" in error_message(federation.run)
 
     assert "checkpoints exist of rounds 1, 2, 3, 4." in error_message(lambda: roll_back_run(federation.folder, 6))
     suspend(federation.folder, "bob", "by the operator: poisoned round 3")

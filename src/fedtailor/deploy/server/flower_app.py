@@ -26,8 +26,9 @@ On a client's machine:
 
     fedtailor deploy client --name hospital-a --bundle hospital-a.tar --data my_data.npz
 {packages}
-`fedtailor deploy status {folder}` shows the progress, and `fedtailor deploy resume {folder}` resumes the run after a
-failure. Back up this folder: `keys/` and `clients.json` identify the server and all clients, and `run/` is the run.
+`fedtailor deploy status {folder}` shows the progress. After a crash, the server resumes the run by itself; after an
+error, fix the problem and run `fedtailor deploy resume {folder}`. Back up this folder: `keys/` and `clients.json`
+identify the server and all clients, and `run/` is the run.
 """
 
 

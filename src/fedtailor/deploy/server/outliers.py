@@ -15,6 +15,7 @@ def update_norms(upload: Tree, sent: Tree) -> dict[str, float]:
     Parts without a matrix are left out: numbers of samples, losses, and the like may differ by orders of magnitude
     between clients.
 
+    >>> import torch
     >>> update_norms({"params": {"w": torch.tensor([[[3.0, 4.0]]])}, "loss": torch.tensor([9.0])}, {})
     {'params': 5.0}
     """
