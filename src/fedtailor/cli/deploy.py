@@ -2,21 +2,25 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Column, Table
 
-from fedtailor.cli.console import out, print_line
+from fedtailor.cli.deploy_renew import renew
+from fedtailor.cli.deploy_status import progress, status
 from fedtailor.cli.listing import ANY_FLAG, flags_help
+from fedtailor.cli.output import out, print_line
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.untrusted_input import read_text
 from fedtailor.deploy.client import supernode
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.dummy_client import preview_payload
-from fedtailor.deploy.keys import make_keys, open_bundle, renew_server_certificate
+from fedtailor.deploy.keys import make_keys, open_bundle
+from fedtailor.deploy.log_format import LogFormat, print_json, printer, use_log_format
 from fedtailor.deploy.selftest import run_selftest
 from fedtailor.deploy.server import flower_app, superlink
 from fedtailor.deploy.server.operator_folder import (
@@ -26,6 +30,7 @@ from fedtailor.deploy.server.operator_folder import (
     read_status,
     write_status,
 )
+from fedtailor.deploy.server.state import read_state
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import SIMULATION_SETTINGS, Deployment, Inputs, make_deployment, read_deployment
 from fedtailor.experiments.overrides import parse_overrides
@@ -35,11 +40,10 @@ from fedtailor.training.channel.channel import Channel
 
 deploy = typer.Typer(help="Run real federations on Flower.", no_args_is_help=True)
 _POLL_INTERVAL = 1.0  # seconds between reads of a run's status
-_FLOWER_CHECK_INTERVAL = 30.0  # seconds between checks whether Flower still runs the run; each one starts a process
-_ACTIVE = ("starting", "running", "waiting")
 _PARTS = {"": Deployment, "inputs": Inputs, "augmentation": Augmentation, "channel": Channel}
 _FLAGS_HELP = flags_help("a deployment", _PARTS, hidden=(*SIMULATION_SETTINGS, "device"))
 Folder = Annotated[Path, typer.Argument(help="the operator's folder")]
+LogFormatOption = Annotated[LogFormat, typer.Option(help="of all lines and logs: plain, or one JSON object per line")]
 Follow = Annotated[bool, typer.Option("--follow", help="show the progress until the run ends")]
 
 
@@ -60,16 +64,12 @@ def init(ctx: typer.Context, folder: Folder) -> None:
 def keys(
     folder: Folder,
     clients: Annotated[str, typer.Option(help="names of the clients to enroll, such as a,b,c")] = "",
-    renew: Annotated[bool, typer.Option("--renew", help="create a new certificate for the server")] = False,
 ) -> None:
     """Create the certificate authority, the server's certificate, and the clients' keys, or enroll more clients."""
     names = [check_name(name.strip()) for name in clients.split(",") if name.strip()]
-    if not names and not renew:
-        raise DeployError("Pass the clients to enroll as --clients a,b,c, or pass --renew.")
-    bundles = renew_server_certificate(folder) if renew else []
-    if renew:
-        print_line("The server has a new certificate; restart it.")
-    for path in (*bundles, *(make_keys(folder, names) if names else [])):
+    if not names:
+        raise DeployError("Pass the clients to enroll as --clients a,b,c.")
+    for path in make_keys(folder, names):
         print_line(f"Send '{path}' to its client over a secure channel, because it contains a key.")
 
 
@@ -81,9 +81,16 @@ def leave(folder: Folder, name: Annotated[str, typer.Argument(help="a client's n
 
 
 @deploy.command()
-def server(folder: Folder) -> None:
+def server(
+    folder: Folder,
+    monitoring: Annotated[
+        str | None, typer.Option(help="address of /metrics and /health, such as 127.0.0.1:9100")
+    ] = None,
+    log_format: LogFormatOption = "plain",
+) -> None:
     """Serve a federation, in the foreground."""
-    superlink.serve(folder, print_line)
+    with log_output("server", log_format) as say:
+        superlink.serve(folder, say, monitoring)
 
 
 @deploy.command()
@@ -108,29 +115,14 @@ def resume(folder: Folder, follow: Follow = False) -> None:
 def stop(folder: Folder) -> None:
     """Stop the run; `resume` continues it."""
     run = _run_id(folder)
-    if run is None or not _is_active(folder):
+    if run is None or not read_state(folder).is_active:
         raise DeployError(f"No run in '{folder}' is active.")
     superlink.stop_run(folder, run)
     print_line(f"Stopped. Resume with: fedtailor deploy resume {folder}")
 
 
-@deploy.command()
-def status(folder: Folder) -> None:
-    """Show the progress of the run and the state of all clients."""
-    try:
-        current, states = _current_status(folder), superlink.client_states(folder)
-    except FedTailorError as error:  # without a server, show the last status
-        current, states = {"state": "not started"} | read_status(folder), {}
-        if current["state"] in _ACTIVE:
-            current |= {"state": "stopped", "reason": "its server is not running"}
-        print_line(str(error))
-    print_line(_progress(current))
-    table = Table("client", "connection", "in the run", "last round")
-    for name in enrolled_clients(folder):
-        member = "yes" if name in current.get("members", []) else current.get("rejected", {}).get(name, "not yet")
-        row = (name, states.get(name, "unknown"), member, current.get("last_round", {}).get(name, ""))
-        table.add_row(*map(escape, row))
-    out.print(table)
+deploy.command()(status)
+deploy.command()(renew)
 
 
 @deploy.command()
@@ -156,6 +148,7 @@ def client(
         Path | None, typer.Option(help="the schema of tables that the operator sent (fedtailor tables agree)")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="join without confirmation")] = False,
+    log_format: LogFormatOption = "plain",
 ) -> None:
     """Join a federation and stay in the foreground until stopped. After a restart, the client continues."""
     path = Path(check_name(name)) if folder is None else folder
@@ -169,7 +162,8 @@ def client(
         print_line("The server also learns the numbers of samples, and the loss and scores of this client's models.")
         if not yes and sys.stdin.isatty() and not typer.confirm("Join?"):
             raise typer.Exit(1)
-        supernode.keep_connected(path, print_line)
+        with log_output("client", log_format) as say:
+            supernode.keep_connected(path, say)
 
 
 @deploy.command()
@@ -194,16 +188,30 @@ def trial(
     print_line("All personal models are bit-identical to the simulation's.")
 
 
+@contextmanager
+def log_output(process: str, log_format: LogFormat) -> Iterator[Callable[[str], None]]:
+    """Yield a function that prints sentences in a format; in JSON, errors are objects like other lines."""
+    use_log_format(log_format)
+    try:
+        yield printer(process, print_line)
+    except FedTailorError as error:
+        if log_format == "plain":
+            raise
+        print_json(str(error), process, "error")
+        raise typer.Exit(2) from error
+
+
 def _submit(folder: Path, follow: bool) -> None:
     read_deployment(folder)
     if not enrolled_clients(folder):
         raise DeployError(f"No clients are enrolled; run: fedtailor deploy keys {folder} --clients a,b,c.")
-    if _is_active(folder):
+    if read_state(folder).is_active:
         raise DeployError(f"The run in '{folder}' is active; see: fedtailor deploy status {folder}.")
     previous = read_status(folder)
     # until the run writes its own status
     write_status(folder, previous | {"state": "starting", "reason": "", "at": time.time()})
     try:
+        superlink.stop_orphaned_runs(folder)
         run = superlink.submit(folder)
     except FedTailorError:
         write_status(folder, previous)
@@ -216,40 +224,19 @@ def _submit(folder: Path, follow: bool) -> None:
 
 def _follow(folder: Path) -> None:
     """Print the progress of the run until it ends."""
-    printed, checked = "", time.monotonic()
+    printed = ""
     while True:
-        current = read_status(folder)
-        if time.monotonic() > checked + _FLOWER_CHECK_INTERVAL:
-            current, checked = _current_status(folder), time.monotonic()
-        if (progress := _progress(current)) != printed:
-            print_line(printed := progress)
-        if current["state"] in ("finished", "stopped"):
-            raise typer.Exit(0 if current["state"] == "finished" else 1)
+        state = read_state(folder)
+        if (line := progress(state.run)) != printed:
+            print_line(printed := line)
+        if not state.is_active:
+            raise typer.Exit(0 if state.run["state"] == "finished" else 1)
         time.sleep(_POLL_INTERVAL)
 
 
 def _run_id(folder: Path) -> int | None:
     path = folder / "home" / "run"
     return int(read_text(path, "The run's ID", 100)) if path.is_file() else None
-
-
-def _is_active(folder: Path) -> bool:
-    run = _run_id(folder)
-    return run is not None and superlink.run_state(folder, run) not in ("finished", "unknown")
-
-
-def _current_status(folder: Path) -> dict[str, Any]:
-    current = {"state": "not started"} | read_status(folder)
-    if current["state"] in _ACTIVE and not _is_active(folder):
-        reason = f"its process ended; resume with: fedtailor deploy resume {folder}"
-        return read_status(folder) | {"state": "stopped", "reason": reason}
-    return current
-
-
-def _progress(current: dict[str, Any]) -> str:
-    rounds = f", {current['round']} of {current['rounds']} rounds done" if "rounds" in current else ""
-    reason = f": {current['reason']}" if current.get("reason") else ""
-    return f"{str(current['state']).capitalize()}{rounds}{reason}"
 
 
 def _show_payload(deployment: Deployment) -> None:

@@ -37,8 +37,29 @@ SIMULATION_SETTINGS = (
     "engine", "actors", "actor_engine", "ray_address", "chunk_size", "schedule", "checkpoint_every", "unreliable",
     "evaluate", "patience", "held_out_clients",
 )  # fmt: skip
-_CHANGEABLE = ("address", "min_clients", "deadline", "retry", "participation", "evaluate_every", "max_failures")
+_CHANGEABLE = (
+    "address",
+    "monitoring",
+    "min_clients",
+    "deadline",
+    "retry",
+    "participation",
+    "evaluate_every",
+    "max_failures",
+)
 _MAX_CLASSES = 10**6
+
+
+def split_monitoring_address(address: str) -> tuple[str, int]:
+    """Return the host and the port of HOST:PORT or PORT; without a host, only this machine can connect.
+
+    >>> split_monitoring_address("9100"), split_monitoring_address("0.0.0.0:9100")
+    (('127.0.0.1', 9100), ('0.0.0.0', 9100))
+    """
+    host, _, port = address.rpartition(":")
+    if not (port.isdecimal() and int(port) < 2**16 and is_printable(host) and " " not in host):
+        raise ConfigError(f"monitoring must be host:port or a port, such as 127.0.0.1:9100, got {address[:80]!r}.")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 def _is_address(address: str) -> bool:
@@ -103,6 +124,7 @@ class Deployment(TrainingConfig):
 
     evaluate_every: Annotated[PositiveInt, "rounds between evaluations; the last round is always evaluated"] = 10
     address: Annotated[_Address, "of the server, host:port"] = "localhost:9092"
+    monitoring: Annotated[str | None, "address for metrics and the health check, such as 127.0.0.1:9100"] = None
     min_clients: Annotated[
         PositiveInt | None, "minimum number of clients that must complete a round; none: all enrolled clients"
     ] = None
@@ -117,6 +139,8 @@ class Deployment(TrainingConfig):
         for name in SIMULATION_SETTINGS:
             if getattr(self, name) != getattr(TrainingConfig(), name):
                 raise ConfigError(f"{name} applies only to simulations; remove it from the deployment.")
+        if self.monitoring is not None:
+            split_monitoring_address(self.monitoring)
         if self.measure_drift:
             why = "compares the models of all clients, which stay with the clients in a deployment"
             raise ConfigError(f"measure_drift {why}; remove it, or simulate the federation.")
@@ -171,7 +195,7 @@ class Deployment(TrainingConfig):
 
     def describe(self) -> dict[str, Any]:
         """Return the settings as nested dicts, as in deployment.toml."""
-        deployed = {name: getattr(self, name) for name in ("address", "min_clients", "deadline", "retry")}
+        deployed = {name: getattr(self, name) for name in ("address", "monitoring", "min_clients", "deadline", "retry")}
         inputs = {f.name: getattr(self.inputs, f.name) for f in fields(Inputs)}
         common = {k: v for k, v in describe_config(self).items() if k not in (*SIMULATION_SETTINGS, "device")}
         parts = {"method": describe_method(self.method), "network": {"name": self._network_name, **vars(self.network)}}

@@ -1,6 +1,7 @@
 """The members of a deployed run: which clients take part, which may not join, and the status of the run."""
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ class Membership:
     mailbox: Mailbox
     members: list[Member] = field(default_factory=list)
     rounds_done: int = 0
+    totals: dict[str, Any] = field(default_factory=dict)  # see `add_round`
     not_counted: dict[str, str] = field(default_factory=dict)  # clients whose last round did not count -> reason
     _rejected: dict[str, str] = field(default_factory=dict)  # clients that may not join -> reason
     _rejected_at: dict[str, float] = field(default_factory=dict)
@@ -109,6 +111,7 @@ class Membership:
         """Write the status of the run, for `fedtailor deploy status`."""
         names = [member.name for member in self.members]
         progress = {"round": self.rounds_done, "rounds": self.deployment.num_rounds, "members": names}
+        progress |= {"pid": os.getpid(), **self.totals}
         progress |= {"rejected": self._rejected, "last_round": self.not_counted}
         write_status(self.folder, {"state": state, "at": time.time(), **progress, **fields})
 

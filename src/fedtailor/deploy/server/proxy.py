@@ -33,6 +33,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from fedtailor.deploy.server.certificate_reload import certificate_reloader
 from fedtailor.errors import DeployError, reason
 
 log = logging.getLogger("fedtailor.proxy")
@@ -92,9 +93,9 @@ class Proxy:
         self._flower: httpcore.AsyncConnectionPool
 
     def allow_only(self, clients: Mapping[str, str]) -> None:
-        """Forward only requests of these clients, given as names with public keys."""
+        """Forward only requests of these clients, given as names with public keys, one per line."""
         keys = {}
-        for name, text in clients.items():
+        for name, text in ((name, line) for name, lines in clients.items() for line in lines.splitlines()):
             key = None
             with suppress(ValueError, UnsupportedAlgorithm):
                 key = load_ssh_public_key(text.encode())
@@ -310,7 +311,9 @@ def run_proxy(proxy: Proxy, listener: socket.socket, certificate: Path, key: Pat
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         ssl_certfile=certificate,
         ssl_keyfile=key,
+        timeout_notify=1,
     )
+    config.callback_notify = certificate_reloader(lambda: config.ssl, certificate, key)
     server = uvicorn.Server(config)
     gc.freeze()  # exempts imported modules from garbage collection, which would otherwise dominate the proxy's CPU time
     thread = threading.Thread(target=server.run, args=([listener],), name="proxy", daemon=True)

@@ -34,9 +34,14 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 from fedtailor.core.untrusted_input import read_text
+from fedtailor.deploy.certificates import AUTHORITY_FILE, certify_server, make_authority
 from fedtailor.deploy.dummy_client import preview_payload
+from fedtailor.deploy.expiry import expiry_times, has_expired
+from fedtailor.deploy.server.disk import describe_full_disk, disk_of
+from fedtailor.deploy.server.monitoring import serve_monitoring
 from fedtailor.deploy.server.operator_folder import EnrolledClient, enroll, enrolled_clients
 from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
+from fedtailor.deploy.server.supervisor import Supervisor, supervised
 from fedtailor.deploy.subprocesses import (
     Subprocess,
     exclusive,
@@ -50,19 +55,23 @@ from fedtailor.deploy.subprocesses import (
 )
 from fedtailor.errors import DeployError, FedTailorError, reason
 from fedtailor.experiments.deployment import Deployment, read_deployment
-from fedtailor.runs.files import write_atomic
+from fedtailor.runs.files import make_private_folder, write_atomic, write_errors
 from fedtailor.training.signals import deferred_signals
 
 _FLOWER_TIMEOUT = 120.0  # seconds for Flower to start, and for each request to it
-_HEALTH_INTERVAL = 10.0  # seconds between health checks
-_HEALTH_TIMEOUT = 90.0  # seconds without a successful health check before the server ends
-_UNREGISTERED = "unregistered"
+_HEALTH_TIMEOUT = 90.0  # seconds without a response of the SuperLink before the server ends
+_SLOW_RESPONSE = 15.0  # seconds without a response of the SuperLink until this is reported
+_POLL_INTERVAL = 3.0  # seconds between requests for the states of the clients
+_CONTROL_TIMEOUT = 10.0  # seconds for each request of the server itself, so that it keeps watching
+_ONLINE, _UNREGISTERED = "online", "unregistered"
 _OVERHEAD_BYTES = 2**26  # for everything in an upload except tensors
 _Response = TypeVar("_Response", bound=Message)
 
 
-def serve(folder: Path, say: Callable[[str], None] = print) -> None:
+def serve(folder: Path, say: Callable[[str], None] = print, monitoring: str | None = None) -> None:
     """Serve a federation until SIGTERM or Ctrl-C; raise an error if a part of it ends earlier, so systemd restarts it.
+
+    `monitoring` is the address of metrics and the health check, by default that in deployment.toml.
 
     >>> serve(Path("nowhere"))
     Traceback (most recent call last):
@@ -76,27 +85,36 @@ def serve(folder: Path, say: Callable[[str], None] = print) -> None:
     in_use = f"A server for '{folder}' is already running; stop it first."
     with (
         exclusive(home, in_use),
+        supervised(folder, say) as supervisor,
         deferred_signals(only_first=False) as stop,
         bind(deployment.host, deployment.port) as listener,
+        serve_monitoring(folder, monitoring or deployment.monitoring),
     ):
         stop_all(home)  # left over from a server that was killed
+        _check_before_start(folder)
+        _certify_superlink(home, deployment)
         address, tls = free_address(), _tls(folder)
         write_atomic(home / "address", address.encode())
         proxy = Proxy(address, tls, _limits(folder, deployment))
         _set_up_proxy_log(folder)
         env = flower_environment(home, FEDTAILOR_DEPLOYMENT=str(folder.absolute()))
         superlink = Subprocess(home, _superlink_command(folder, address), env, folder / "log" / "superlink.log")
+        supervisor.started(superlink.pid)
         try:
-            _wait_until_healthy(address, tls, superlink, stop)
-            _stop_orphaned_runs(folder)
+            _wait_until_healthy(folder, address, tls, superlink, supervisor, stop)
+            stop_orphaned_runs(folder)
             registered = _register_clients(folder, proxy, {}, say)
             with run_proxy(proxy, listener, keys / "server.crt", keys / "server.key") as is_proxy_running:
                 say(f"Serving at {deployment.address}.")
-                healthy_at = time.monotonic()
+                healthy_at, asked_at, connections = time.monotonic(), 0.0, dict[str, str]()
                 while not stop.wait(1.0):
-                    if time.monotonic() > healthy_at + _HEALTH_INTERVAL and is_healthy(address, tls):
-                        healthy_at = time.monotonic()
-                    _check(folder, superlink.returncode is None, is_proxy_running(), time.monotonic() - healthy_at)
+                    if time.monotonic() > asked_at + _POLL_INTERVAL:
+                        asked_at = time.monotonic()
+                        with suppress(FedTailorError):  # it does not respond
+                            connections = client_states(folder, _CONTROL_TIMEOUT)
+                            healthy_at = time.monotonic()
+                    problem = _check(folder, superlink, supervisor, is_proxy_running(), time.monotonic() - healthy_at)
+                    supervisor.check(connections, problem, lambda: stop_orphaned_runs(folder))
                     registered = _register_clients(folder, proxy, registered, say)
         finally:
             superlink.stop()
@@ -137,7 +155,7 @@ def stop_run(folder: Path, run: int) -> None:
     _call(folder, "stop-run", StopRunRequest(run_id=run), StopRunResponse)
 
 
-def client_states(folder: Path) -> dict[str, str]:
+def client_states(folder: Path, timeout: float = _FLOWER_TIMEOUT) -> dict[str, str]:
     """Return the state of every client: online, offline, registered (it has never connected), or left.
 
     A client that disappears without notice remains online for another minute, which is Flower's timeout.
@@ -146,7 +164,7 @@ def client_states(folder: Path) -> dict[str, str]:
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
-    states = {node.node_id: node.status for node in _nodes(folder)}
+    states = {node.node_id: node.status for node in _nodes(folder, timeout)}
     return {
         name: "left" if client.left else states.get(client.node_id or 0, "not registered")
         for name, client in enrolled_clients(folder).items()
@@ -162,22 +180,53 @@ def _limits(folder: Path, deployment: Deployment) -> Limits:
     return Limits(upload_bytes=2 * sum(tensor.bytes for tensor in upload) + _OVERHEAD_BYTES)
 
 
-def _check(folder: Path, is_superlink_running: bool, is_proxy_running: bool, unhealthy: float) -> None:
-    """Raise an error if a part of the server has ended or does not respond."""
-    if not is_superlink_running:
-        raise DeployError(f"Flower's SuperLink ended unexpectedly; see '{folder / 'log' / 'superlink.log'}'.")
+def _check_before_start(folder: Path) -> None:
+    """Raise an error if the server could not work, although its parts might start."""
+    for name in (AUTHORITY_FILE, "server.crt"):
+        for expires in expiry_times({name: folder / "keys" / name}).values():
+            if has_expired(expires):
+                date = time.strftime("%Y-%m-%d", time.gmtime(expires))
+                raise DeployError(f"keys/{name} expired on {date}; run: fedtailor deploy renew {folder}.")
+    if disk_of(folder).is_full:
+        raise DeployError(f"{describe_full_disk(folder)}; free some space.")
+
+
+def _certify_superlink(home: Path, deployment: Deployment) -> None:
+    """Create an authority and a certificate for connections to the SuperLink, which stay on this machine.
+
+    Flower reads its certificate only once. With one of its own, which is new at every start, a renewal of the server's
+    certificate concerns only the reverse proxy.
+    """
+    keys = home / "tls"
+    with write_errors(f"The folder '{keys}' cannot be written"):
+        make_private_folder(keys)
+        for path in keys.iterdir():
+            path.unlink()
+        make_authority(keys)
+        certify_server(keys, replace(deployment, address="localhost:1"))
+
+
+def _check(
+    folder: Path, superlink: Subprocess, supervisor: Supervisor, is_proxy_running: bool, unresponsive: float
+) -> str:
+    """Raise an error if a part of the server has ended or does not respond; return what is wrong otherwise."""
+    if (code := superlink.returncode) is not None:
+        end = supervisor.describe_end(code)
+        raise DeployError(f"Flower's SuperLink {end}; see '{folder / 'log' / 'superlink.log'}'.")
     if not is_proxy_running:
         raise DeployError(f"The reverse proxy ended unexpectedly; see '{folder / 'log' / 'proxy.log'}'.")
-    if unhealthy > _HEALTH_TIMEOUT:
-        raise DeployError(f"Flower's SuperLink has not responded for {unhealthy:.0f} s; restart the server.")
+    if unresponsive > _HEALTH_TIMEOUT:
+        raise DeployError(f"Flower's SuperLink has not responded for {unresponsive:.0f} s; restart the server.")
+    slow = unresponsive > _SLOW_RESPONSE
+    return f"Flower's SuperLink has not responded for {unresponsive:.0f} s." if slow else ""
 
 
 def _superlink_command(folder: Path, address: str) -> list[str]:
     host, _, port = address.rpartition(":")
-    keys = folder.absolute() / "keys"
+    keys = folder.absolute() / "home" / "tls"
     return [
         flower_command("flower-superlink"), "--host", host, "--port", port,
-        "--ssl-ca-certfile", str(keys / "authority.crt"), "--ssl-certfile", str(keys / "server.crt"),
+        "--ssl-ca-certfile", str(keys / AUTHORITY_FILE), "--ssl-certfile", str(keys / "server.crt"),
         "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth",
         "--database", str(folder.absolute() / "superlink.db"), "--disable-runtime-dependency-installation",
     ]  # fmt: skip
@@ -192,15 +241,23 @@ def _set_up_proxy_log(folder: Path) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request at INFO
 
 
-def _wait_until_healthy(address: str, tls: ssl.SSLContext, superlink: Subprocess, stop: Event) -> None:
+def _wait_until_healthy(
+    folder: Path, address: str, tls: ssl.SSLContext, superlink: Subprocess, supervisor: Supervisor, stop: Event
+) -> None:
     deadline = time.monotonic() + _FLOWER_TIMEOUT
     while not is_healthy(address, tls) and not stop.wait(0.1):
         if superlink.returncode is not None or time.monotonic() > deadline:
-            raise DeployError("Flower's SuperLink did not start; see log/superlink.log.")
+            why = f"it {supervisor.describe_end(superlink.returncode)}"
+            if disk_of(folder).is_full:
+                why = describe_full_disk(folder)
+            raise DeployError(f"Flower's SuperLink did not start: {why}; see log/superlink.log.")
 
 
-def _stop_orphaned_runs(folder: Path) -> None:
-    """Stop the run of a server that was killed, so that it can be resumed before Flower's timeout of a minute."""
+def stop_orphaned_runs(folder: Path) -> None:
+    """Stop runs whose process was killed, so that one can be resumed before Flower's timeout of a minute.
+
+    >>> stop_orphaned_runs(Path("nowhere"))  # without a server, there is none
+    """
     with suppress(FedTailorError):
         for run, state in _run_states(folder).items():
             if state != "finished":
@@ -216,26 +273,48 @@ def _register_clients(
     """Make Flower and the proxy accept exactly the enrolled clients, and return these."""
     try:
         clients = enrolled_clients(folder)
-        if clients == registered:
+        if clients == registered and not any(client.next_key for client in clients.values()):
             return clients
-        proxy.allow_only({name: client.public_key for name, client in clients.items() if not client.left})
         nodes = {node.public_key: node for node in _nodes(folder)}
-        for name, client in clients.items():
+        clients = {name: _use_new_key(folder, name, client, nodes, say) for name, client in clients.items()}
+        here = {name: client for name, client in clients.items() if not client.left}
+        # a client with a new key may use both keys until it has used the new one
+        keys = {name: list(filter(None, (client.public_key, client.next_key))) for name, client in here.items()}
+        proxy.allow_only({name: "\n".join(texts) for name, texts in keys.items()})
+        for name, client in here.items():
             key = _encode_key(client.public_key)
             node = nodes.get(key)
-            if client.left and node is not None and node.status != _UNREGISTERED:
-                request = UnregisterNodeRequest(node_id=node.node_id)
-                _call(folder, "unregister-node", request, UnregisterNodeResponse)
-                say(f"'{name}' has left.")
-            elif not client.left and node is not None and node.status == _UNREGISTERED:
+            if node is not None and node.status == _UNREGISTERED:
                 say(f"'{name}' has left before and its key is revoked; enroll it under another name.")
-            elif not client.left and (node is None or node.node_id != client.node_id):
+            elif node is None or node.node_id != client.node_id:
                 clients[name] = _register_client(folder, name, key, node)
                 say(f"'{name}' can connect.")
+            if client.next_key and (key := _encode_key(client.next_key)) not in nodes:
+                _call(folder, "register-node", RegisterNodeRequest(public_key=key, name=name), RegisterNodeResponse)
+                say(f"'{name}' can connect with its new key.")
+        accepted = {_encode_key(text) for texts in keys.values() for text in texts}
+        for node in nodes.values():
+            if node.public_key not in accepted and node.status != _UNREGISTERED:
+                request = UnregisterNodeRequest(node_id=node.node_id)
+                _call(folder, "unregister-node", request, UnregisterNodeResponse)
+                say(f"The old key of '{node.name}' is revoked." if node.name in here else f"'{node.name}' has left.")
         return clients
     except FedTailorError as error:
         say(str(error))
         return dict(registered)
+
+
+def _use_new_key(
+    folder: Path, name: str, client: EnrolledClient, nodes: Mapping[bytes, NodeInfo], say: Callable[[str], None]
+) -> EnrolledClient:
+    """Return the client; if it has connected with its new key, that one replaces the old one from now on."""
+    node = nodes.get(_encode_key(client.next_key)) if client.next_key else None
+    if client.next_key is None or node is None or node.status != _ONLINE:
+        return client
+    updated = replace(client, public_key=client.next_key, node_id=node.node_id, next_key=None)
+    enroll(folder, {name: updated})
+    say(f"'{name}' uses its new key.")
+    return updated
 
 
 def _register_client(folder: Path, name: str, key: bytes, node: NodeInfo | None) -> EnrolledClient:
@@ -255,8 +334,8 @@ def _encode_key(public_key: str) -> bytes:
     return load_ssh_public_key(public_key.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _nodes(folder: Path) -> list[NodeInfo]:
-    return list(_call(folder, "list-nodes", ListNodesRequest(), ListNodesResponse).nodes_info)
+def _nodes(folder: Path, timeout: float = _FLOWER_TIMEOUT) -> list[NodeInfo]:
+    return list(_call(folder, "list-nodes", ListNodesRequest(), ListNodesResponse, timeout).nodes_info)
 
 
 # ---- requests to Flower
@@ -267,7 +346,9 @@ def _run_states(folder: Path) -> dict[int, str]:
     return {run: description.status.status for run, description in runs.items()}
 
 
-def _call(folder: Path, name: str, request: Message, response_type: type[_Response]) -> _Response:
+def _call(
+    folder: Path, name: str, request: Message, response_type: type[_Response], timeout: float = _FLOWER_TIMEOUT
+) -> _Response:
     """Send a request to the control interface of the folder's server, and return the response."""
     _check_started(folder)
     address = read_text(folder / "home" / "address", "The server's address", 100)
@@ -275,7 +356,7 @@ def _call(folder: Path, name: str, request: Message, response_type: type[_Respon
     try:
         response = httpx.post(
             f"https://{address}/v1/control/{name}", content=request.SerializeToString(), headers=headers,
-            verify=_tls(folder), timeout=_FLOWER_TIMEOUT, trust_env=False,
+            verify=_tls(folder), timeout=timeout, trust_env=False,
         )  # fmt: skip
     except httpx.ConnectError as error:
         raise DeployError(
@@ -298,4 +379,4 @@ def _check_started(folder: Path) -> None:
 
 
 def _tls(folder: Path) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=folder / "keys" / "authority.crt")
+    return ssl.create_default_context(cafile=folder / "home" / "tls" / AUTHORITY_FILE)
