@@ -152,18 +152,18 @@ def client(
 ) -> None:
     """Join a federation and stay in the foreground until stopped. After a restart, the client continues."""
     path = Path(check_name(name)) if folder is None else folder
-    with supernode.lock_client_folder(path):  # a running client reads its folder for every message
+    # a running client reads its folder for every message
+    with log_output("client", log_format) as say, supernode.lock_client_folder(path):
         open_bundle(bundle, path / "bundle", name)
         own = None if network is None else parse_overrides([f"--network={network}"]).settings["network"]
         client_folder = ClientFolder.create(path, data, device, own, schema)
         sizes = ", ".join(f"{size} {part}" for part, size in client_folder.sizes.items())
-        print_line(f"{name} has {sizes} samples. They stay on this machine.")
-        _show_payload(client_folder.deployment)
-        print_line("The server also learns the numbers of samples, and the loss and scores of this client's models.")
+        say(f"{name} has {sizes} samples. They stay on this machine.")
+        _show_payload(client_folder.deployment, say, tables=log_format == "plain")
+        say("The server also learns the numbers of samples, and the loss and scores of this client's models.")
         if not yes and sys.stdin.isatty() and not typer.confirm("Join?"):
             raise typer.Exit(1)
-        with log_output("client", log_format) as say:
-            supernode.keep_connected(path, say)
+        supernode.keep_connected(path, say)
 
 
 @deploy.command()
@@ -239,11 +239,13 @@ def _run_id(folder: Path) -> int | None:
     return int(read_text(path, "The run's ID", 100)) if path.is_file() else None
 
 
-def _show_payload(deployment: Deployment) -> None:
+def _show_payload(deployment: Deployment, say: Callable[[str], None] = print_line, tables: bool = True) -> None:
     two, three = (preview_payload(deployment, clients, num_samples=100) for clients in (2, 3))
     for direction, heading in (("down", "The server sends to a client"), ("up", "A client sends to the server")):
         total = sum(tensor.bytes for tensor in two[direction])
-        print_line(f"{heading} in every round: {total:,} bytes")
+        say(f"{heading} in every round: {total:,} bytes")
+        if not tables:
+            continue
         table = Table("name", "dtype", "shape", Column("bytes", justify="right"))
         for tensor in two[direction]:
             shape = "×".join(map(str, tensor.shape)) or "scalar"

@@ -69,12 +69,16 @@ def _print_state(state: FederationState) -> None:
         print_line(f"Warning: {warning}")
     table = Table("client", "connection", "in the run", "last round")
     for name, client in state.clients.items():
-        table.add_row(*map(escape, (name, _connection(client), _membership(client), client.last_round)))
+        table.add_row(*map(escape, (name, _connection(client), _membership(client), _problem(client))))
     out.print(table)
 
 
 def _connection(client: ClientState) -> str:
     return f"{client.connection}, has not used its new key" if client.new_key else client.connection
+
+
+def _problem(client: ClientState) -> str:
+    return f"this round: {client.this_round}" if client.this_round else client.last_round
 
 
 def _membership(client: ClientState) -> str:

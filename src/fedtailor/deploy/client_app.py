@@ -15,6 +15,8 @@ from flwr.clientapp import ClientApp
 
 app = ClientApp()
 _FIELDS, _TREE, _ARRAY_TYPE = "fields", "tree", "fedtailor.safetensors"
+WORKER_END_FILE = "end"  # next to the worker's address: why the last worker ended
+_END_TIMEOUT = 3.0  # seconds until the reason is known
 _START_TIMEOUT = 120.0  # seconds until the worker accepts messages; it may have to import FedTailor first
 
 
@@ -24,13 +26,14 @@ _START_TIMEOUT = 120.0  # seconds until the worker accepts messages; it may have
 def answer(message: Message, context: Context) -> Message:
     """Return the worker's reply to a message."""
     text, data = unwrap(message.content)
+    started = time.time()
     try:
         with _connect() as worker:
             for part in (message.metadata.message_type.encode(), text.encode(), data):
                 worker.send_bytes(part)
             text, data = worker.recv_bytes().decode(), worker.recv_bytes()
     except (EOFError, OSError, AuthenticationError) as error:
-        raise RuntimeError("the worker ended; see log/worker.log in the client's folder") from error
+        raise RuntimeError(f"{_worker_end(started)}; see log/worker.log in the client's folder") from error
     return Message(wrap(text, data), reply_to=message)
 
 
@@ -51,6 +54,19 @@ def unwrap(content: RecordDict) -> tuple[str, bytes]:
     text = content.config_records.get(_FIELDS, ConfigRecord()).get(_FIELDS)
     array = content.array_records.get(_TREE, ArrayRecord()).get(_TREE)
     return text if isinstance(text, str) else "", b"" if array is None else array.data
+
+
+def _worker_end(since: float) -> str:
+    """Return why the worker ended, which `fedtailor deploy client`, its parent, writes into a file."""
+    path, deadline = Path(os.environ["FEDTAILOR_WORKER"]).with_name(WORKER_END_FILE), time.monotonic() + _END_TIMEOUT
+    while time.monotonic() < deadline:
+        try:
+            if path.stat().st_mtime >= since:
+                return path.read_text()
+        except OSError:  # not yet
+            pass
+        time.sleep(0.1)
+    return "the worker ended"
 
 
 def _connect() -> Connection:

@@ -15,7 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedtailor.deploy.client.client_folder import worker_file
+from fedtailor.deploy.client.server_certificate import certificate_warnings
+from fedtailor.deploy.client_app import WORKER_END_FILE
 from fedtailor.deploy.keys import Bundle, read_bundle
+from fedtailor.deploy.process_ends import describe_exit, memory_kills
 from fedtailor.deploy.server.proxy import ERROR_CODE
 from fedtailor.deploy.subprocesses import (
     Subprocess,
@@ -81,7 +84,7 @@ def keep_connected(folder: Path, say: Callable[[str], None]) -> None:
             return Subprocess(home, command, env, folder / _LOG, connection.read_line)
 
         def watch(supernode: Subprocess) -> bool:
-            with _running_worker(folder):
+            with _running_worker(folder, connection.say):
                 _monitor(supernode, connection, folder, deadline, stop)
             supernode.stop()
             if supernode.returncode == 0 and stop.is_set():  # it has deactivated itself
@@ -92,9 +95,9 @@ def keep_connected(folder: Path, say: Callable[[str], None]) -> None:
 
 
 @contextmanager
-def _running_worker(folder: Path) -> Iterator[None]:
+def _running_worker(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Keep a worker running. It ends with the SuperNode, because the message it works on has then been lost."""
-    stop = Event()
+    stop, kills = Event(), memory_kills()
 
     def start() -> Subprocess:
         home = folder / "home" / "worker"
@@ -104,6 +107,11 @@ def _running_worker(folder: Path) -> Iterator[None]:
         started = time.monotonic()
         while worker.returncode is None and not stop.wait(0.2):
             pass
+        if (code := worker.returncode) is not None and not stop.is_set():
+            end = describe_exit(code, memory_kills() > kills)
+            with suppress(OSError):  # the ClientApp reports it to the server
+                write_atomic(worker_file(folder).with_name(WORKER_END_FILE), f"the worker {end}".encode())
+            say(f"Warning: The process that trains {end}; starting it again. See '{folder / 'log' / 'worker.log'}'.")
         return time.monotonic() > started + _STALL_TIMEOUT
 
     thread = threading.Thread(target=keep_running, args=(start, watch, stop))
@@ -137,6 +145,8 @@ class _Connection:
             self.connected, self.lost = True, False
             write_atomic(self._home / "node", node[1].encode())
             self.say(f"Connected to {address} as '{name}'.")
+            for warning in certificate_warnings(self._bundle):
+                self.say(f"Warning: {warning}")
         elif "Connection successful after" in line and self.connected:
             self.lost = False
             self.say(f"Connected to {address} as '{name}'.")
@@ -145,9 +155,12 @@ class _Connection:
         elif "handshake operation timed out" in line:  # after which the SuperNode ends
             self.lost = self.rejected = True
             self.report_loss()
+        elif "certificate has expired" in line:
+            self.rejected = True
+            self.say(f"The certificate of the server at {address}, or of its authority, has expired; ask the operator.")
         elif "certificate verify failed" in line:
             self.rejected = True
-            self.say(f"The server at {address} is not this federation's server, or its certificate has expired.")
+            self.say(f"The server at {address} is not this federation's server.")
         elif rejection := _REJECTED.search(line):
             self.rejected = True
             self.say(self._explain(int(rejection[1]), rejection[2]))

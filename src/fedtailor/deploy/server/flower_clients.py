@@ -137,8 +137,10 @@ class FlowerClients:
                 uploads[client] = upload
             except FedTailorError as error:
                 round_state.failures[client] = ClientFailure(str(error))
+                self.membership.report_problem(client, str(error))
             except NoReplyError as error:
                 round_state.missed[client] = str(error)
+                self.membership.report_problem(client, str(error))
         replied = uploads.keys() | round_state.failures.keys() | round_state.missed.keys()
         round_state.missed |= {client: "late" for client in clients if client not in replied}
         delivered = [client for client in clients if client in uploads]

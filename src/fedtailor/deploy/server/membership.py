@@ -14,7 +14,7 @@ from fedtailor.core.trees import Tree
 from fedtailor.core.untrusted_input import sanitize
 from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.server.mailbox import Mailbox, NoReplyError
-from fedtailor.deploy.server.operator_folder import enrolled_clients, write_status
+from fedtailor.deploy.server.operator_folder import enrolled_clients, read_status, write_status
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import Deployment, deployment_digest
 from fedtailor.version import VERSION
@@ -114,6 +114,12 @@ class Membership:
         progress |= {"pid": os.getpid(), **self.totals}
         progress |= {"rejected": self._rejected, "last_round": self.not_counted}
         write_status(self.folder, {"state": state, "at": time.time(), **progress, **fields})
+
+    def report_problem(self, client: int, reason: str) -> None:
+        """Show in the status that a client's work in this round does not count, before the round ends."""
+        status = read_status(self.folder)
+        problems = status.get("this_round", {}) | {self.members[client].name: reason}
+        write_status(self.folder, status | {"this_round": problems})
 
     def _candidates(self) -> list[str]:
         """Return the clients that are online and not members.

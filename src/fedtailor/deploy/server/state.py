@@ -50,6 +50,7 @@ class ClientState:
     member: bool  # whether it takes part in the run
     rejected: str = ""  # why it cannot join the run
     last_round: str = ""  # why its work in the last round did not count
+    this_round: str = ""  # why its work in the current round will not count
     suspended: str = ""  # why it is suspended
     new_key: bool = False  # it has a new key that it has not used yet
 
@@ -78,8 +79,10 @@ class FederationState:
         if not server.running:
             why = f": {server.reason.rstrip('.')}" if server.reason else ""
             found.append(f"The server is not running{why}.")
-        elif server.reason:
-            found.append(server.reason)
+        found += [server.reason] if server.running and server.reason else []
+        superlink = self.processes["superlink"]
+        if server.running and superlink.pid is not None and not superlink.running:
+            found.append(f"Flower's SuperLink is not running: {superlink.reason}.")
         if self.run["state"] == "stopped":
             why = f": {self.run['reason'].rstrip('.')}" if self.run.get("reason") else ""
             found.append(f"The run is stopped{why}.")
@@ -113,7 +116,7 @@ class FederationState:
             "enrolled": len(here),
             "online": sum(client.connection == "online" for client in here),
             "late": sum(client.last_round == LATE for client in here),
-            "failed": sum(client.last_round not in ("", LATE) for client in here),
+            "failed": sum(client.last_round not in ("", LATE) or bool(client.this_round) for client in here),
             "suspended": sum(bool(client.suspended) for client in here),
         }
 
@@ -145,7 +148,8 @@ _RUN_FIELDS: dict[str, Any] = {
 
 def read_state(folder: Path) -> FederationState:
     """Return the state of the federation in an operator's folder."""
-    record, server_runs = read_server_record(folder), is_server_running(folder)
+    record = read_server_record(folder)
+    server_runs = is_server_running(folder) and (record is None or record.ended is None)
     status, run = _read_run(folder, record, server_runs)
     connections = record.connections if record and server_runs else {}
     suspended = _suspended_clients(folder)
@@ -164,6 +168,15 @@ def read_state(folder: Path) -> FederationState:
     )
 
 
+def resume_hint(folder: Path) -> str:
+    """Return how to resume a run, as the end of a sentence.
+
+    >>> resume_hint(Path("federation"))
+    'resume with: fedtailor deploy resume federation'
+    """
+    return f"resume with: fedtailor deploy resume {folder}"
+
+
 def _read_run(folder: Path, record: ServerRecord | None, server_runs: bool) -> tuple[dict[str, Any], ProcessState]:
     """Return the status of the run and its process: if it says that it is active, its lock must be held."""
     status = {"state": "not started"} | read_status(folder)
@@ -180,7 +193,7 @@ def _read_run(folder: Path, record: ServerRecord | None, server_runs: bool) -> t
     elif status["state"] == "starting" and time.time() < status.get("at", 0.0) + _START_TIMEOUT:
         return status, ProcessState(False, reason="it is starting")
     else:
-        reason = f"{_run_end(folder, status, record)}; resume with: fedtailor deploy resume {folder}"
+        reason = f"{_run_end(folder, status, record)}; {resume_hint(folder)}"
     return status | {"state": "stopped", "reason": reason}, ProcessState(False, reason=reason)
 
 
@@ -235,6 +248,7 @@ def _client_state(
         name in status.get("members", []),
         str(status.get("rejected", {}).get(name, "")),
         str(status.get("last_round", {}).get(name, "")),
+        str(status.get("this_round", {}).get(name, "")),
         suspended.get(name, ""),
         client.next_key is not None,
     )

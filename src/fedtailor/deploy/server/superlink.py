@@ -91,6 +91,7 @@ def serve(folder: Path, say: Callable[[str], None] = print, monitoring: str | No
         serve_monitoring(folder, monitoring or deployment.monitoring),
     ):
         stop_all(home)  # left over from a server that was killed
+        supervisor.settle()
         _check_before_start(folder)
         _certify_superlink(home, deployment)
         address, tls = free_address(), _tls(folder)
@@ -116,6 +117,9 @@ def serve(folder: Path, say: Callable[[str], None] = print, monitoring: str | No
                     problem = _check(folder, superlink, supervisor, is_proxy_running(), time.monotonic() - healthy_at)
                     supervisor.check(connections, problem, lambda: stop_orphaned_runs(folder))
                     registered = _register_clients(folder, proxy, registered, say)
+        except FedTailorError as error:
+            supervisor.close(str(error))  # now, because it takes seconds to stop all processes
+            raise
         finally:
             superlink.stop()
 

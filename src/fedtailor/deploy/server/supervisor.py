@@ -10,9 +10,16 @@ from pathlib import Path
 from fedtailor.deploy.process_ends import describe_exit, memory_kills
 from fedtailor.deploy.server.disk import describe_full_disk, is_disk_full
 from fedtailor.deploy.server.operator_folder import read_status, write_status
-from fedtailor.deploy.server.server_record import ServerRecord, show_life, write_server_record
-from fedtailor.deploy.server.state import ACTIVE, FederationState, read_state
+from fedtailor.deploy.server.server_record import (
+    ServerRecord,
+    describe_end,
+    read_server_record,
+    show_life,
+    write_server_record,
+)
+from fedtailor.deploy.server.state import ACTIVE, FederationState, read_state, resume_hint
 from fedtailor.errors import DeployError, FedTailorError
+from fedtailor.runs.files import is_locked
 
 _REPEAT_INTERVAL = 86_400.0  # seconds between two reports of the same problem
 _NUMBERS = re.compile(r"\d+(\.\d+)?")
@@ -23,9 +30,20 @@ class Supervisor:
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
+        self._previous = read_server_record(folder)
         self._record = ServerRecord()
         self._written: ServerRecord | None = None
         self._reported: dict[str, float] = {}  # problem without its numbers -> when it was reported
+        self._update()
+
+    def settle(self) -> None:
+        """Write why a run ended that the previous server left, once all its processes are gone."""
+        status = read_status(self._folder)
+        if status.get("state") in ACTIVE and not is_locked(self._folder / "run" / "lock"):
+            why = describe_end(self._previous)
+            reason = f"its server ended{': ' + why.rstrip('.') if why else ''}; {resume_hint(self._folder)}"
+            with suppress(OSError):
+                write_status(self._folder, status | {"state": "stopped", "reason": reason})
 
     def started(self, superlink: int) -> None:
         """Remember the PID of the SuperLink."""
@@ -49,8 +67,9 @@ class Supervisor:
         self._report(state)
 
     def close(self, reason: str) -> None:
-        """Write why the server ends."""
-        self._update(reason=reason, ended=time.time())
+        """Write why the server ends, unless a reason is known."""
+        if self._record.ended is None:
+            self._update(reason=reason, ended=time.time())
 
     def _update(self, **fields: object) -> None:
         self._record = replace(self._record, **fields)  # type: ignore[arg-type]
