@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedtailor.deploy.process_ends import describe_exit, memory_kills
 from fedtailor.deploy.server.disk import describe_full_disk, is_disk_full
@@ -34,6 +35,7 @@ class Supervisor:
         self._record = ServerRecord()
         self._written: ServerRecord | None = None
         self._reported: dict[str, float] = {}  # problem without its numbers -> when it was reported
+        self._stopped: dict[str, Any] | None = None  # the status of a run that has ended, as it must be written
         self._update()
 
     def settle(self) -> None:
@@ -62,8 +64,10 @@ class Supervisor:
         state = read_state(self._folder)
         if state.run["state"] == "stopped" and read_status(self._folder).get("state") in ACTIVE:
             end_runs()  # otherwise Flower would take a minute to notice
+            self._stopped = self._stopped or state.run
             with suppress(OSError):  # on a full disk, the next check tries again
-                write_status(self._folder, state.run)
+                write_status(self._folder, self._stopped)
+                self._stopped = None
         self._report(state)
 
     def close(self, reason: str) -> None:
