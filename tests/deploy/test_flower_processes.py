@@ -8,9 +8,10 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,17 +26,17 @@ from flwr.app import Context, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import Message, Metadata
-from flwr.proto.node_pb2 import Node
+from flwr.proto.node_pb2 import Node, NodeInfo
 from starlette.types import Receive, Scope, Send
 
 from conftest import error_message, tiny_federation
 from fedtailor.deploy import client_app
 from fedtailor.deploy.client import supernode, worker_process
 from fedtailor.deploy.client.client_folder import worker_file
-from fedtailor.deploy.keys import Bundle, make_keys, open_bundle
+from fedtailor.deploy.keys import Bundle, make_keys, open_bundle, renew_client_key, renew_server_certificate
 from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.server import superlink
-from fedtailor.deploy.server.operator_folder import enrolled_clients
+from fedtailor.deploy.server.operator_folder import EnrolledClient, enrolled_clients, mark_as_left
 from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
 from fedtailor.deploy.subprocesses import (
     Subprocess,
@@ -279,6 +280,35 @@ def test_proxy_rejects_invalid_public_key() -> None:
     assert "'a'" in error_message(lambda: proxy.allow_only({"a": "ssh-rsa what"}))
 
 
+def test_proxy_accepts_both_keys_of_a_client(folder: Path) -> None:
+    fake, keys = FakeSuperLink(), folder / "keys"
+    with serve_fake(fake, folder) as port, bind("localhost", 0) as listener:
+        proxy = Proxy(f"127.0.0.1:{port}", ssl.create_default_context(cafile=keys / "authority.crt"))
+        clients = enrolled_clients(folder)
+        proxy.allow_only({"a": f"{clients['a'].public_key}\n{clients['b'].public_key}"})
+        with run_proxy(proxy, listener, keys / "server.crt", keys / "server.key"):
+            for name in ("a", "b"):
+                key = folder.parent / name / "bundle" / "key"
+                client = SigningClient(folder, int(listener.getsockname()[1]), key)
+                assert client.post(_FLEET + "pull-messages")[0] == 200
+
+
+def test_proxy_uses_renewed_certificate_without_restart(tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "operator", ["a"])
+    with serve_fake(FakeSuperLink(), folder) as port, proxy_before(port, folder) as client:
+
+        def serial() -> str:
+            with closing(client.connect()) as connection:
+                connection.connect()
+                return str(connection.sock.getpeercert()["serialNumber"])  # type: ignore[index]
+
+        before = serial()
+        assert serial() == before
+        renew_server_certificate(folder)
+        wait_until(lambda: serial() != before, "the proxy uses the new certificate")
+        assert client.post(_FLEET + "pull-messages")[0] == 200
+
+
 def test_bind_rejects_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -394,6 +424,58 @@ def test_worker_answers_messages_until_it_ends_and_is_replaced(tmp_path: Path, m
     worker.stop()
 
 
+def test_new_key_replaces_old_one_when_it_is_first_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, said, nodes = prepare(tmp_path / "operator", ["a", "b"]), list[str](), dict[bytes, NodeInfo]()
+
+    def call(folder: Path, name: str, request: Any, response_type: Any, timeout: float = 0.0) -> Any:
+        """Answer like Flower."""
+        if name == "register-node":
+            node = NodeInfo(node_id=len(nodes) + 1, name=request.name, public_key=request.public_key)
+            nodes[request.public_key] = node
+            return response_type(node_id=node.node_id)
+        if name == "unregister-node":
+            (node,) = (node for node in nodes.values() if node.node_id == request.node_id)
+            node.status = "unregistered"
+        return response_type(nodes_info=list(nodes.values())) if name == "list-nodes" else response_type()
+
+    monkeypatch.setattr(superlink, "_call", call)
+    proxy, registered = Proxy("127.0.0.1:1", ssl.create_default_context()), dict[str, EnrolledClient]()
+
+    def register() -> tuple[EnrolledClient, list[str]]:
+        """Return what is known about a, and what the server says."""
+        nonlocal registered
+        said.clear()
+        registered = superlink._register_clients(folder, proxy, registered, said.append)
+        return enrolled_clients(folder)["a"], said
+
+    old, _ = register()
+    assert (old.node_id, len(proxy._keys)) == (1, 2)
+    renew_client_key(folder, "a")
+    renewed, said = register()
+    assert (renewed.node_id, renewed.public_key, len(proxy._keys)) == (1, old.public_key, 3)
+    assert said == ["'a' can connect with its new key."] and register()[1] == []
+    nodes[superlink._encode_key(str(renewed.next_key))].status = "online"
+    used, said = register()
+    assert (used.node_id, used.public_key, used.next_key, len(proxy._keys)) == (3, renewed.next_key, None, 2)
+    assert said == ["'a' uses its new key.", "The old key of 'a' is revoked."]
+    assert nodes[superlink._encode_key(old.public_key)].status == "unregistered"
+    renew_client_key(folder, "a", at_once=True)
+    register()
+    last, _ = register()
+    assert last.node_id == 4 and len(proxy._keys) == 2
+    assert nodes[superlink._encode_key(used.public_key)].status == "unregistered"
+    mark_as_left(folder, "a")
+    assert register()[1] == ["'a' has left."] and len(proxy._keys) == 1
+
+
+def test_client_app_reports_why_the_worker_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / client_app.WORKER_END_FILE).write_text("the worker was killed by signal 9 (SIGKILL)")
+    monkeypatch.setenv("FEDTAILOR_WORKER", str(tmp_path / "address"))
+    assert client_app._worker_end(since=0.0) == "the worker was killed by signal 9 (SIGKILL)"
+    monkeypatch.setattr(client_app, "_END_TIMEOUT", 0.2)
+    assert client_app._worker_end(since=time.time() + 60) == "the worker ended"  # the file is about an earlier one
+
+
 def test_server_of_folder_cannot_be_started_twice(folder: Path) -> None:
     (folder / "home").mkdir()
     with folder_lock(folder / "home"):
@@ -418,6 +500,7 @@ _REPORTS = {
     "[code: 1004] Failed to activate SuperNode.": "'a' seems to be connected already;",
     "ERROR : Failed to send message 1: Client error '413 Request'": "The server did not accept a reply;",
     "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to": "The server at here:1 is not this",
+    "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired": "The certificate of the",
     "_ssl.c:989: The handshake operation timed out": "Lost the connection to here:1;",
 }
 
