@@ -601,7 +601,6 @@ def test_folder_belongs_to_one_client_permanently(shared: Path, valid_files: dic
             valid_files | {"client.json": other["client.json"]},
             "is for client b, but",
         ),  # another client's name with this client's key
-        (valid_files | {"key": other["key"]}, "has another key for client hospital-a"),
     ):
         assert text in error_message(lambda parts=parts: open_bytes(pack_tar(parts), tmp_path))  # type: ignore[misc]
         assert contents(unpacked_folder) == valid_files
