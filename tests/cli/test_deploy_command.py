@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ def test_follow_prints_every_change_until_the_run_ends(operator: Path, monkeypat
     run("keys", operator, "--clients", "a")
     for name in ("home", "run"):
         (operator / name).mkdir()
-    running = [{"state": "running", "round": number // 50, "rounds": 7} for number in range(100)]
+    running: list[dict[str, Any]] = [{"state": "running", "round": n // 50, "rounds": 7} for n in range(100)]
     statuses = iter([*running, {"state": "finished"}])
     monkeypatch.setattr(superlink, "submit", lambda folder: 17)
     monkeypatch.setattr(time, "sleep", lambda seconds: write_status(operator, next(statuses)))

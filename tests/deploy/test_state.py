@@ -37,7 +37,7 @@ from fedtailor.errors import DeployError
 from fedtailor.experiments.deployment import Deployment, write_deployment
 from fedtailor.runs import checkpoint
 from fedtailor.runs.checkpoint import checkpoint_folders
-from fedtailor.runs.files import folder_lock
+from fedtailor.runs.files import folder_lock, write_and_sync
 from support.federation_processes import free_port, wait_until
 from support.flower_in_process import federate
 
@@ -166,7 +166,7 @@ def test_supervisor_ends_run_and_keeps_reason_until_it_can_be_written(
 def test_supervisor_repeats_a_problem_daily(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shorten(folder, monkeypatch, days=10)
     said, now = list[str](), [0.0]
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("fedtailor.deploy.server.supervisor.time.monotonic", lambda: now[0])
     with folder_lock(folder / "home"):
         watching = Supervisor(folder, said.append)
         for seconds in (0, 1, 3600, 86_399, 86_401, 86_402):
@@ -261,14 +261,13 @@ def test_run_on_full_disk_stops_with_reason_and_resumes_from_last_checkpoint(
 ) -> None:
     fed = replace(tiny_federation((9, 4)), names=("ann", "bob"))
     federation = federate(tmp_path, fed, {"network": "mlp", "rounds": 4, "batch_size": 4, "method": "fedavg"})
-    write = checkpoint.write_and_sync
 
     def fill(file: Any, data: bytes) -> None:
         """Write half of a file of the third checkpoint; then the disk is full."""
         if "000003" in str(file.name):
             file.write(data[: len(data) // 2])
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(file, data)
+        write_and_sync(file, data)
 
     with monkeypatch.context() as full:
         full.setattr(checkpoint, "write_and_sync", fill)
