@@ -59,5 +59,5 @@ def expiry_sentence(what: str, expires: float, fix: str, now: float | None = Non
         return None
     if left <= 0:
         return f"{what} expired on {date}; {fix}."
-    days = f"{left:.0f} days" if left >= 1.5 else "a day" if left >= 1 else f"{24 * left:.0f} hours"
-    return f"{what} expires in {days}, on {date}; {fix}."
+    days = f"in {left:.0f} days" if left >= 1.5 else f"in {24 * left:.0f} hours" if left >= 0.1 else "very soon"
+    return f"{what} expires {days}, on {date}; {fix}."
