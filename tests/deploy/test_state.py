@@ -351,6 +351,12 @@ def test_metrics_and_health_are_served_over_http(folder: Path) -> None:
         write_status(folder, status | {"state": "stopped", "reason": "bob: late"})
         assert get("/health")[::2] == (503, "The run is stopped: bob: late.\n")
         assert get("/")[0] == 404
+        clients_file, said = (folder / "clients.json").read_text(), list[str]()
+        (folder / "clients.json").write_text("damaged")
+        assert get("/health")[0] == 503 and "is not a valid list of clients" in get("/health")[2]
+        Supervisor(folder, said.append).check({}, "", lambda: None)  # does not end the server
+        assert "is not a valid list of clients" in said[0]
+        (folder / "clients.json").write_text(clients_file)
     assert code == 200 and kind.startswith("text/plain; version=0.0.4")
     found = {(name.removeprefix("fedtailor_"), *labels): n for (name, *labels), n in parse_exposition(text).items()}
     clients = {key[1]: number for key, number in found.items() if key[0] == "clients"}

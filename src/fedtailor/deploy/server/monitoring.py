@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from fedtailor.deploy.server.metrics import CONTENT_TYPE, metrics_of, to_text
 from fedtailor.deploy.server.state import FederationState, read_state
-from fedtailor.errors import DeployError
+from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import split_monitoring_address
 
 _MAX_CONNECTIONS = 32
@@ -30,7 +30,10 @@ def monitoring_app(folder: Path) -> Starlette:
         return Response(to_text(metrics_of(state)), media_type=CONTENT_TYPE)
 
     async def health(request: Request) -> Response:
-        return health_response(await run_in_threadpool(read_state, folder))
+        try:
+            return health_response(await run_in_threadpool(read_state, folder))
+        except FedTailorError as error:  # a damaged file
+            return PlainTextResponse(f"{error}\n", 503)
 
     return Starlette(routes=[Route("/metrics", metrics), Route("/health", health)])
 

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from fedtailor.deploy.server.server_record import (
     show_life,
     write_server_record,
 )
-from fedtailor.deploy.server.state import ACTIVE, FederationState, read_state, resume_hint
+from fedtailor.deploy.server.state import ACTIVE, read_state, resume_hint
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.runs.files import is_locked
 
@@ -61,14 +61,18 @@ class Supervisor:
         """Report the state of the server, and end the run if its process has died; called about once per second."""
         self._update(connections=dict(connections), problem=problem)
         show_life(self._folder)
-        state = read_state(self._folder)
+        try:
+            state = read_state(self._folder)
+        except FedTailorError as error:  # a damaged file
+            self._report([str(error)])
+            return
         if state.run["state"] == "stopped" and read_status(self._folder).get("state") in ACTIVE:
             end_runs()  # otherwise Flower would take a minute to notice
             self._stopped = self._stopped or state.run
             with suppress(OSError):  # on a full disk, the next check tries again
                 write_status(self._folder, self._stopped)
                 self._stopped = None
-        self._report(state)
+        self._report([*state.problems, *state.warnings])
 
     def close(self, reason: str) -> None:
         """Write why the server ends, unless a reason is known."""
@@ -83,9 +87,9 @@ class Supervisor:
             write_server_record(self._folder, self._record)
             self._written = self._record
 
-    def _report(self, state: FederationState) -> None:
+    def _report(self, sentences: Sequence[str]) -> None:
         """Report problems and warnings when they are new, and then daily."""
-        now, current = time.monotonic(), {_NUMBERS.sub("", text): text for text in (*state.problems, *state.warnings)}
+        now, current = time.monotonic(), {_NUMBERS.sub("", text): text for text in sentences}
         self._reported = {key: at for key, at in self._reported.items() if key in current}
         for key, sentence in current.items():
             if now >= self._reported.get(key, -_REPEAT_INTERVAL) + _REPEAT_INTERVAL:
