@@ -107,12 +107,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_sitecustomize(function: Callable[[], None], folder: Path) -> str:
-    """Return a path for PYTHONPATH with which processes call the function when they start."""
+    """Return a value of PYTHONPATH, before the present one, with which processes call the function when they start."""
     folder.mkdir(exist_ok=True)
     imports = "from pathlib import Path\nfrom typing import Any"
     lines = [imports, inspect.getsource(write_text), inspect.getsource(function), f"{function.__name__}()\n"]
     (folder / "sitecustomize.py").write_text("\n\n".join(lines))
-    return str(folder)
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def wait_until(condition: Callable[[], object], description: str) -> None:
