@@ -194,7 +194,8 @@ def _read_run(folder: Path, record: ServerRecord | None, server_runs: bool) -> t
         return status, ProcessState(False, reason="it is starting")
     else:
         reason = f"{_run_end(folder, status, record)}; {resume_hint(folder)}"
-    return status | {"state": "stopped", "reason": reason}, ProcessState(False, reason=reason)
+    # temporary: the run may succeed if it is resumed
+    return status | {"state": "stopped", "reason": reason, "temporary": True}, ProcessState(False, reason=reason)
 
 
 def _run_end(folder: Path, status: Mapping[str, Any], record: ServerRecord | None) -> str:

@@ -45,7 +45,7 @@ class Supervisor:
             why = describe_end(self._previous)
             reason = f"its server ended{': ' + why.rstrip('.') if why else ''}; {resume_hint(self._folder)}"
             with suppress(OSError):
-                write_status(self._folder, status | {"state": "stopped", "reason": reason})
+                write_status(self._folder, status | {"state": "stopped", "reason": reason, "temporary": True})
 
     def started(self, superlink: int) -> None:
         """Remember the PID of the SuperLink."""
