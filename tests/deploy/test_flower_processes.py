@@ -35,7 +35,7 @@ from fedtailor.deploy.client import supernode, worker_process
 from fedtailor.deploy.client.client_folder import worker_file
 from fedtailor.deploy.keys import Bundle, make_keys, open_bundle, renew_client_key, renew_server_certificate
 from fedtailor.deploy.messages import from_record, to_record
-from fedtailor.deploy.server import superlink
+from fedtailor.deploy.server import registration, superlink
 from fedtailor.deploy.server.operator_folder import EnrolledClient, enrolled_clients, mark_as_left
 from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
 from fedtailor.deploy.subprocesses import (
@@ -436,16 +436,17 @@ def test_new_key_replaces_old_one_when_it_is_first_used(tmp_path: Path, monkeypa
         if name == "unregister-node":
             (node,) = (node for node in nodes.values() if node.node_id == request.node_id)
             node.status = "unregistered"
-        return response_type(nodes_info=list(nodes.values())) if name == "list-nodes" else response_type()
+        return response_type()
 
-    monkeypatch.setattr(superlink, "_call", call)
+    monkeypatch.setattr(registration, "call_flower", call)
+    monkeypatch.setattr(registration, "list_nodes", lambda folder: list(nodes.values()))
     proxy, registered = Proxy("127.0.0.1:1", ssl.create_default_context()), dict[str, EnrolledClient]()
 
     def register() -> tuple[EnrolledClient, list[str]]:
         """Return what is known about a, and what the server says."""
         nonlocal registered
         said.clear()
-        registered = superlink._register_clients(folder, proxy, registered, said.append)
+        registered = registration.register_clients(folder, proxy, registered, said.append)
         return enrolled_clients(folder)["a"], said
 
     old, _ = register()
@@ -454,16 +455,16 @@ def test_new_key_replaces_old_one_when_it_is_first_used(tmp_path: Path, monkeypa
     renewed, said = register()
     assert (renewed.node_id, renewed.public_key, len(proxy._keys)) == (1, old.public_key, 3)
     assert said == ["'a' can connect with its new key."] and register()[1] == []
-    nodes[superlink._encode_key(str(renewed.next_key))].status = "online"
+    nodes[registration._encode_key(str(renewed.next_key))].status = "online"
     used, said = register()
     assert (used.node_id, used.public_key, used.next_key, len(proxy._keys)) == (3, renewed.next_key, None, 2)
     assert said == ["'a' uses its new key.", "The old key of 'a' is revoked."]
-    assert nodes[superlink._encode_key(old.public_key)].status == "unregistered"
+    assert nodes[registration._encode_key(old.public_key)].status == "unregistered"
     renew_client_key(folder, "a", at_once=True)
     register()
     last, _ = register()
     assert last.node_id == 4 and len(proxy._keys) == 2
-    assert nodes[superlink._encode_key(used.public_key)].status == "unregistered"
+    assert nodes[registration._encode_key(used.public_key)].status == "unregistered"
     mark_as_left(folder, "a")
     assert register()[1] == ["'a' has left."] and len(proxy._keys) == 1
 

@@ -3,44 +3,32 @@
 import logging
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
 
-import httpx
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListNodesResponse,
     ListRunsRequest,
     ListRunsResponse,
-    RegisterNodeRequest,
-    RegisterNodeResponse,
     StartRunRequest,
     StartRunResponse,
     StopRunRequest,
     StopRunResponse,
-    UnregisterNodeRequest,
-    UnregisterNodeResponse,
 )
 from flwr.proto.fab_pb2 import Fab
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.error import FlowerError
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from google.protobuf.message import Message  # type: ignore[import-untyped]
 
-from fedtailor.core.untrusted_input import read_text
 from fedtailor.deploy.certificates import AUTHORITY_FILE, certify_server, make_authority
 from fedtailor.deploy.dummy_client import preview_payload
 from fedtailor.deploy.expiry import expiry_times, has_expired
+from fedtailor.deploy.server.control import FLOWER_TIMEOUT, call_flower, check_started, list_nodes, superlink_tls
 from fedtailor.deploy.server.disk import describe_full_disk, disk_of
 from fedtailor.deploy.server.monitoring import serve_monitoring
-from fedtailor.deploy.server.operator_folder import EnrolledClient, enroll, enrolled_clients
+from fedtailor.deploy.server.operator_folder import enrolled_clients
 from fedtailor.deploy.server.proxy import Limits, Proxy, bind, run_proxy
+from fedtailor.deploy.server.registration import register_clients
 from fedtailor.deploy.server.supervisor import Supervisor, supervised
 from fedtailor.deploy.subprocesses import (
     Subprocess,
@@ -53,19 +41,16 @@ from fedtailor.deploy.subprocesses import (
     skip_repeats,
     stop_all,
 )
-from fedtailor.errors import DeployError, FedTailorError, reason
+from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import Deployment, read_deployment
 from fedtailor.runs.files import make_private_folder, write_atomic, write_errors
 from fedtailor.training.signals import deferred_signals
 
-_FLOWER_TIMEOUT = 120.0  # seconds for Flower to start, and for each request to it
 _HEALTH_TIMEOUT = 90.0  # seconds without a response of the SuperLink before the server ends
 _SLOW_RESPONSE = 15.0  # seconds without a response of the SuperLink until this is reported
 _POLL_INTERVAL = 3.0  # seconds between requests for the states of the clients
 _CONTROL_TIMEOUT = 10.0  # seconds for each request of the server itself, so that it keeps watching
-_ONLINE, _UNREGISTERED = "online", "unregistered"
 _OVERHEAD_BYTES = 2**26  # for everything in an upload except tensors
-_Response = TypeVar("_Response", bound=Message)
 
 
 def serve(folder: Path, say: Callable[[str], None] = print, monitoring: str | None = None) -> None:
@@ -94,7 +79,7 @@ def serve(folder: Path, say: Callable[[str], None] = print, monitoring: str | No
         supervisor.settle()
         _check_before_start(folder)
         _certify_superlink(home, deployment)
-        address, tls = free_address(), _tls(folder)
+        address, tls = free_address(), superlink_tls(folder)
         write_atomic(home / "address", address.encode())
         proxy = Proxy(address, tls, _limits(folder, deployment))
         _set_up_proxy_log(folder)
@@ -104,7 +89,7 @@ def serve(folder: Path, say: Callable[[str], None] = print, monitoring: str | No
         try:
             _wait_until_healthy(folder, address, tls, superlink, supervisor, stop)
             stop_orphaned_runs(folder)
-            registered = _register_clients(folder, proxy, {}, say)
+            registered = register_clients(folder, proxy, {}, say)
             with run_proxy(proxy, listener, keys / "server.crt", keys / "server.key") as is_proxy_running:
                 say(f"Serving at {deployment.address}.")
                 healthy_at, asked_at, connections = time.monotonic(), 0.0, dict[str, str]()
@@ -116,7 +101,7 @@ def serve(folder: Path, say: Callable[[str], None] = print, monitoring: str | No
                             healthy_at = time.monotonic()
                     problem = _check(folder, superlink, supervisor, is_proxy_running(), time.monotonic() - healthy_at)
                     supervisor.check(connections, problem, lambda: stop_orphaned_runs(folder))
-                    registered = _register_clients(folder, proxy, registered, say)
+                    registered = register_clients(folder, proxy, registered, say)
         except FedTailorError as error:
             supervisor.close(str(error))  # now, because it takes seconds to stop all processes
             raise
@@ -133,10 +118,10 @@ def submit(folder: Path) -> int:
     """
     from flwr.cli.build import build_fab_from_disk  # imports for a second
 
-    _check_started(folder)
+    check_started(folder)
     app = build_fab_from_disk(folder / "app")
     request = StartRunRequest(fab=Fab(hash_str=sha256(app).hexdigest(), content=app))
-    return int(_call(folder, "start-run", request, StartRunResponse).run_id)
+    return int(call_flower(folder, "start-run", request, StartRunResponse).run_id)
 
 
 def run_state(folder: Path, run: int) -> str:
@@ -156,10 +141,10 @@ def stop_run(folder: Path, run: int) -> None:
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
-    _call(folder, "stop-run", StopRunRequest(run_id=run), StopRunResponse)
+    call_flower(folder, "stop-run", StopRunRequest(run_id=run), StopRunResponse)
 
 
-def client_states(folder: Path, timeout: float = _FLOWER_TIMEOUT) -> dict[str, str]:
+def client_states(folder: Path, timeout: float = FLOWER_TIMEOUT) -> dict[str, str]:
     """Return the state of every client: online, offline, registered (it has never connected), or left.
 
     A client that disappears without notice remains online for another minute, which is Flower's timeout.
@@ -168,7 +153,7 @@ def client_states(folder: Path, timeout: float = _FLOWER_TIMEOUT) -> dict[str, s
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
-    states = {node.node_id: node.status for node in _nodes(folder, timeout)}
+    states = {node.node_id: node.status for node in list_nodes(folder, timeout)}
     return {
         name: "left" if client.left else states.get(client.node_id or 0, "not registered")
         for name, client in enrolled_clients(folder).items()
@@ -248,7 +233,7 @@ def _set_up_proxy_log(folder: Path) -> None:
 def _wait_until_healthy(
     folder: Path, address: str, tls: ssl.SSLContext, superlink: Subprocess, supervisor: Supervisor, stop: Event
 ) -> None:
-    deadline = time.monotonic() + _FLOWER_TIMEOUT
+    deadline = time.monotonic() + FLOWER_TIMEOUT
     while not is_healthy(address, tls) and not stop.wait(0.1):
         if superlink.returncode is not None or time.monotonic() > deadline:
             why = f"it {supervisor.describe_end(superlink.returncode)}"
@@ -268,119 +253,6 @@ def stop_orphaned_runs(folder: Path) -> None:
                 stop_run(folder, run)
 
 
-# ---- clients
-
-
-def _register_clients(
-    folder: Path, proxy: Proxy, registered: Mapping[str, EnrolledClient], say: Callable[[str], None]
-) -> dict[str, EnrolledClient]:
-    """Make Flower and the proxy accept exactly the enrolled clients, and return these."""
-    try:
-        clients = enrolled_clients(folder)
-        if clients == registered and not any(client.next_key for client in clients.values()):
-            return clients
-        nodes = {node.public_key: node for node in _nodes(folder)}
-        clients = {name: _use_new_key(folder, name, client, nodes, say) for name, client in clients.items()}
-        here = {name: client for name, client in clients.items() if not client.left}
-        # a client with a new key may use both keys until it has used the new one
-        keys = {name: list(filter(None, (client.public_key, client.next_key))) for name, client in here.items()}
-        proxy.allow_only({name: "\n".join(texts) for name, texts in keys.items()})
-        for name, client in here.items():
-            key = _encode_key(client.public_key)
-            node = nodes.get(key)
-            if node is not None and node.status == _UNREGISTERED:
-                say(f"'{name}' has left before and its key is revoked; enroll it under another name.")
-            elif node is None or node.node_id != client.node_id:
-                clients[name] = _register_client(folder, name, key, node)
-                say(f"'{name}' can connect.")
-            if client.next_key and (key := _encode_key(client.next_key)) not in nodes:
-                _call(folder, "register-node", RegisterNodeRequest(public_key=key, name=name), RegisterNodeResponse)
-                say(f"'{name}' can connect with its new key.")
-        accepted = {_encode_key(text) for texts in keys.values() for text in texts}
-        for node in nodes.values():
-            if node.public_key not in accepted and node.status != _UNREGISTERED:
-                request = UnregisterNodeRequest(node_id=node.node_id)
-                _call(folder, "unregister-node", request, UnregisterNodeResponse)
-                say(f"The old key of '{node.name}' is revoked." if node.name in here else f"'{node.name}' has left.")
-        return clients
-    except FedTailorError as error:
-        say(str(error))
-        return dict(registered)
-
-
-def _use_new_key(
-    folder: Path, name: str, client: EnrolledClient, nodes: Mapping[bytes, NodeInfo], say: Callable[[str], None]
-) -> EnrolledClient:
-    """Return the client; if it has connected with its new key, that one replaces the old one from now on."""
-    node = nodes.get(_encode_key(client.next_key)) if client.next_key else None
-    if client.next_key is None or node is None or node.status != _ONLINE:
-        return client
-    updated = replace(client, public_key=client.next_key, node_id=node.node_id, next_key=None)
-    enroll(folder, {name: updated})
-    say(f"'{name}' uses its new key.")
-    return updated
-
-
-def _register_client(folder: Path, name: str, key: bytes, node: NodeInfo | None) -> EnrolledClient:
-    """Register a client's key with Flower, unless a crash prevented only the next step: saving its node ID."""
-    if node is None:
-        request = RegisterNodeRequest(public_key=key, name=name)
-        node_id = _call(folder, "register-node", request, RegisterNodeResponse).node_id
-    else:
-        node_id = node.node_id
-    updated = replace(enrolled_clients(folder)[name], node_id=node_id)
-    enroll(folder, {name: updated})
-    return updated
-
-
-def _encode_key(public_key: str) -> bytes:
-    """Return a public key as Flower stores it."""
-    return load_ssh_public_key(public_key.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def _nodes(folder: Path, timeout: float = _FLOWER_TIMEOUT) -> list[NodeInfo]:
-    return list(_call(folder, "list-nodes", ListNodesRequest(), ListNodesResponse, timeout).nodes_info)
-
-
-# ---- requests to Flower
-
-
 def _run_states(folder: Path) -> dict[int, str]:
-    runs = _call(folder, "list-runs", ListRunsRequest(), ListRunsResponse).run_dict
+    runs = call_flower(folder, "list-runs", ListRunsRequest(), ListRunsResponse).run_dict
     return {run: description.status.status for run, description in runs.items()}
-
-
-def _call(
-    folder: Path, name: str, request: Message, response_type: type[_Response], timeout: float = _FLOWER_TIMEOUT
-) -> _Response:
-    """Send a request to the control interface of the folder's server, and return the response."""
-    _check_started(folder)
-    address = read_text(folder / "home" / "address", "The server's address", 100)
-    headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
-    try:
-        response = httpx.post(
-            f"https://{address}/v1/control/{name}", content=request.SerializeToString(), headers=headers,
-            verify=_tls(folder), timeout=timeout, trust_env=False,
-        )  # fmt: skip
-    except httpx.ConnectError as error:
-        raise DeployError(
-            f"The server for '{folder}' is not running; start it with: fedtailor deploy server {folder}."
-        ) from error
-    except httpx.HTTPError as error:
-        raise DeployError(f"The server for '{folder}' does not respond: {reason(error)}.") from error
-    if response.is_error:
-        rejection = FlowerError.from_json(response.text)
-        problem = response.reason_phrase if rejection is None else rejection.message.rstrip(".")
-        raise DeployError(f"Flower rejected the request '{name}': {problem}.")
-    parsed: _Response = response_type()
-    parsed.ParseFromString(response.content)
-    return parsed
-
-
-def _check_started(folder: Path) -> None:
-    if not (folder / "home" / "address").is_file():
-        raise DeployError(f"The server for '{folder}' has not been started; run: fedtailor deploy server {folder}.")
-
-
-def _tls(folder: Path) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=folder / "home" / "tls" / AUTHORITY_FILE)
