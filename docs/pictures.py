@@ -17,7 +17,7 @@ from rich.console import Console
 
 import fedtailor as ft
 from fedtailor.cli import console, show
-from fedtailor.cli.main import app
+from fedtailor.cli.app import app
 
 COMMAND = (
     "fedtailor compare local fedavg fedper fedapa fedapm fedlag selffl --data digits --data.clients 20 "

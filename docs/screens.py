@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from fedtailor.cli.main import app
+from fedtailor.cli.app import app
 from fedtailor.reporting.report import write_report
 from pictures import COMMAND as DIGITS
 

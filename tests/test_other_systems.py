@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import fedtailor as ft
 from conftest import error_message, tiny_federation
+from fedtailor.cli.app import app
 from fedtailor.cli.deploy import check_system
-from fedtailor.cli.main import app
 from fedtailor.reporting.dashboard import launcher
 from support import other_system
 

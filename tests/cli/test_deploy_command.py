@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fedtailor.deploy.client import supernode
 from fedtailor.deploy.server import superlink
 from fedtailor.deploy.server.operator_folder import enrolled_clients, write_status
 from fedtailor.experiments.deployment import read_deployment
+from fedtailor.runs.files import folder_lock
 
 INPUTS = ["--inputs.shape", "1,8,8", "--inputs.classes", "10"]
 
@@ -133,41 +135,49 @@ def test_client_called_with_wrong_arguments_changes_nothing(
     run(*arguments("a", "a", data))  # the folder does not belong to b after the error
 
 
-def test_follow_prints_every_change_and_rarely_calls_flower(operator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_prints_every_change_until_the_run_ends(operator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("keys", operator, "--clients", "a")
-    (operator / "home").mkdir()
-    statuses = iter(
-        [{"state": "running", "round": number // 50, "rounds": 7} for number in range(100)] + [{"state": "finished"}]
-    )
-    checked: list[int] = []
+    for name in ("home", "run"):
+        (operator / name).mkdir()
+    running: list[dict[str, Any]] = [{"state": "running", "round": n // 50, "rounds": 7} for n in range(100)]
+    statuses = iter([*running, {"state": "finished"}])
     monkeypatch.setattr(superlink, "submit", lambda folder: 17)
-
-    def state(folder: Path, run_id: int) -> str:
-        checked.append(run_id)
-        return "running"
-
-    monkeypatch.setattr(superlink, "run_state", state)
-    now = iter(float(second) for second in range(1000))
-    monkeypatch.setattr(time, "monotonic", lambda: next(now))
     monkeypatch.setattr(time, "sleep", lambda seconds: write_status(operator, next(statuses)))
-    output = run("start", operator, "--follow")
+    with folder_lock(operator / "home"), folder_lock(operator / "run"):  # the server and the run
+        output = run("start", operator, "--follow")
     lines = [line for line in output.splitlines() if line.startswith(("Starting", "Running", "Finished"))]
     assert lines == ["Starting", "Running, 0 of 7 rounds done", "Running, 1 of 7 rounds done", "Finished"]
-    assert 2 <= len(checked) <= 5
 
 
 def test_second_start_is_rejected(operator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("keys", operator, "--clients", "a")
-    (operator / "home").mkdir()
-    states = iter(["running", "running", *["finished"] * 3])
+    for name in ("home", "run"):
+        (operator / name).mkdir()
     monkeypatch.setattr(superlink, "submit", lambda folder: 17)
-    monkeypatch.setattr(superlink, "run_state", lambda folder, run_id: next(states))
-    run("start", operator)
-    assert "is active" in error("start", operator)  # also before the first round
-    assert "is active" in error("resume", operator)
-    run("resume", operator)
-    run("stop", operator)  # although its process has ended, because the server would start it again
-    assert "No run" in error("stop", operator)
-    (operator / "run").mkdir()
+    monkeypatch.setattr(superlink, "stop_orphaned_runs", lambda folder: None)
+    with folder_lock(operator / "home"):
+        run("start", operator)
+        assert "is active" in error("start", operator)  # also before the first round
+        write_status(operator, {"state": "running", "round": 1, "rounds": 7})
+        with folder_lock(operator / "run"):
+            assert "is active" in error("resume", operator)
+        run("resume", operator)  # at once, because its process has died
+        write_status(operator, {"state": "stopped"})
+        run("stop", operator)  # although its process has ended, because the server would start it again
+        assert "No run" in error("stop", operator)
     (operator / "run" / "experiment.toml").touch()
     assert "already started; use resume" in error("start", operator)
+
+
+def test_renew_creates_certificate_or_key(operator: Path) -> None:
+    run("keys", operator, "--clients", "a,b")
+    certificate = (operator / "keys" / "server.crt").read_bytes()
+    output = run("renew", operator)
+    assert "has a new certificate" in output and "Send" not in output
+    assert (operator / "keys" / "server.crt").read_bytes() != certificate
+    output = run("renew", operator, "--client", "a")
+    assert "bundles/a.tar" in output.replace("\n", "") and "valid until the new one is first used" in output
+    assert "has not used its new key" in run("status", operator)
+    assert "no longer valid" in run("renew", operator, "--client", "a", "--now")
+    assert "has not used its new key" not in run("status", operator)
+    assert "--client NAME" in error("renew", operator, "--now")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedtailor.cli.main import app
+from fedtailor.cli.app import app
 from fedtailor.papers.running import select_cells
 from support.paper_results import write_results
 

@@ -16,6 +16,7 @@ from fedtailor.deploy.keys import make_keys
 from fedtailor.deploy.selftest import read_personal_model, run_selftest
 from fedtailor.deploy.server import superlink
 from fedtailor.deploy.server.operator_folder import enroll, enrolled_clients, read_status
+from fedtailor.deploy.server.state import read_state
 from fedtailor.experiments.deployment import write_deployment
 from fedtailor.runs.run import MOMENTS
 from fedtailor.runs.serialization import unpack
@@ -110,6 +111,7 @@ def test_server_failures_and_network_outage_do_not_change_models(tmp_path: Path)
         server = deployed.commands["server"]
         server.send(signal.SIGKILL, "flower-superlink")
         assert server.process.wait(TIMEOUT) != 0  # so that systemd restarts it
+        assert "SuperLink was killed by signal 9 (SIGKILL)" in read_state(deployed.operator).problems[0]
         assert server.processes() == []
         deployed.unblock("ann")
         server = deployed.start_server()  # which resumes the run
@@ -120,7 +122,8 @@ def test_server_failures_and_network_outage_do_not_change_models(tmp_path: Path)
         deployed.give_up_on(*NAMES)
         wait_until(lambda: read_status(deployed.operator)["attempt"] == 2, "the round is repeated")
         server.send(signal.SIGKILL, "flwr-serverapp")
-        wait_until(lambda: server.output().count("The run is resumed: its process ended.") == 2, "the run is resumed")
+        wait_until(lambda: server.output().count("The run is resumed: ") == 2, "the run is resumed")
+        assert "The run is resumed: its process was killed by signal 9 (SIGKILL)." in server.output()
         # longer than Flower's timeout of one minute
         wait_until(
             lambda: set(superlink.client_states(deployed.operator).values()) == {"offline"}, "clients are offline"

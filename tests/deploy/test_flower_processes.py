@@ -1,9 +1,11 @@
 """Flower's processes: subprocesses, and the SuperNode's output."""
 
 import os
+import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +13,18 @@ from typing import Any
 
 import pytest
 from flwr.app import Message as FlowerMessage
+from flwr.proto.node_pb2 import NodeInfo
 
 from conftest import error_message, tiny_federation
 from fedtailor.deploy import executor
 from fedtailor.deploy.app_bundle import build_app
 from fedtailor.deploy.client import supernode, worker_process
 from fedtailor.deploy.client.client_folder import worker_file
-from fedtailor.deploy.keys import Bundle
+from fedtailor.deploy.keys import Bundle, renew_client_key
 from fedtailor.deploy.messages import from_record, to_record
-from fedtailor.deploy.server import superlink
+from fedtailor.deploy.server import registration, superlink
+from fedtailor.deploy.server.operator_folder import EnrolledClient, enrolled_clients, mark_as_left
+from fedtailor.deploy.server.proxy import Proxy
 from fedtailor.deploy.subprocesses import (
     Subprocess,
     find_processes,
@@ -139,6 +144,60 @@ def test_worker_answers_messages_until_it_ends_and_is_replaced(tmp_path: Path, m
     worker.stop()
 
 
+def test_new_key_replaces_old_one_when_it_is_first_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, said, nodes = prepare(tmp_path / "operator", ["a", "b"]), list[str](), dict[bytes, NodeInfo]()
+
+    def call(folder: Path, name: str, request: Any, response_type: Any, timeout: float = 0.0) -> Any:
+        """Answer like Flower."""
+        if name == "register-node":
+            node = NodeInfo(node_id=len(nodes) + 1, name=request.name, public_key=request.public_key)
+            nodes[request.public_key] = node
+            return response_type(node_id=node.node_id)
+        if name == "unregister-node":
+            (node,) = (node for node in nodes.values() if node.node_id == request.node_id)
+            node.status = "unregistered"
+        return response_type()
+
+    monkeypatch.setattr(registration, "call_flower", call)
+    monkeypatch.setattr(registration, "list_nodes", lambda folder: list(nodes.values()))
+    proxy, registered = Proxy("127.0.0.1:1", ssl.create_default_context()), dict[str, EnrolledClient]()
+
+    def register() -> tuple[EnrolledClient, list[str]]:
+        """Return what is known about a, and what the server says."""
+        nonlocal registered
+        said.clear()
+        registered = registration.register_clients(folder, proxy, registered, said.append)
+        return enrolled_clients(folder)["a"], said
+
+    old, _ = register()
+    assert (old.node_id, len(proxy._keys)) == (1, 2)
+    renew_client_key(folder, "a")
+    renewed, said = register()
+    assert (renewed.node_id, renewed.public_key, len(proxy._keys)) == (1, old.public_key, 3)
+    assert said == ["'a' can connect with its new key."] and register()[1] == []
+    nodes[registration._encode_key(str(renewed.next_key))].status = "online"
+    used, said = register()
+    assert (used.node_id, used.public_key, used.next_key, len(proxy._keys)) == (3, renewed.next_key, None, 2)
+    assert said == ["'a' uses its new key.", "The old key of 'a' is revoked."]
+    assert nodes[registration._encode_key(old.public_key)].status == "unregistered"
+    renew_client_key(folder, "a", at_once=True)
+    register()
+    last, _ = register()
+    assert last.node_id == 4 and len(proxy._keys) == 2
+    assert nodes[registration._encode_key(used.public_key)].status == "unregistered"
+    mark_as_left(folder, "a")
+    assert register()[1] == ["'a' has left."] and len(proxy._keys) == 1
+
+
+def test_executor_reports_why_the_worker_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / executor.WORKER_END_FILE).write_text("the worker was killed by signal 9 (SIGKILL)")
+    assert executor._worker_end(tmp_path / "address", since=0.0) == "the worker was killed by signal 9 (SIGKILL)"
+    monkeypatch.setattr(executor, "_END_TIMEOUT", 0.2)
+    assert (
+        executor._worker_end(tmp_path / "address", since=time.time() + 60) == "the worker ended"
+    )  # the file is about an earlier one
+
+
 def test_server_of_folder_cannot_be_started_twice(tmp_path: Path) -> None:
     folder = prepare(tmp_path / "operator", ["a"])
     (folder / "home").mkdir()
@@ -164,6 +223,7 @@ _REPORTS = {
     "[code: 1004] Failed to activate SuperNode.": "'a' seems to be connected already;",
     "ERROR : Failed to send message 1: Client error '413 Request'": "The server did not accept a reply;",
     "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: unable to": "The server at here:1 is not this",
+    "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired": "The certificate of the",
     "_ssl.c:989: The handshake operation timed out": "Lost the connection to here:1;",
 }
 

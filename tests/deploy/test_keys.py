@@ -30,7 +30,14 @@ from hypothesis import strategies as st
 
 from conftest import error_message
 from fedtailor.deploy import certificates
-from fedtailor.deploy.keys import Bundle, make_keys, open_bundle, read_bundle, renew_server_certificate
+from fedtailor.deploy.keys import (
+    Bundle,
+    make_keys,
+    open_bundle,
+    read_bundle,
+    renew_client_key,
+    renew_server_certificate,
+)
 from fedtailor.deploy.server.operator_folder import enroll, enrolled_clients
 from fedtailor.experiments.deployment import Deployment, read_deployment, write_deployment
 from fedtailor.runs import files
@@ -594,7 +601,6 @@ def test_folder_belongs_to_one_client_permanently(shared: Path, valid_files: dic
             valid_files | {"client.json": other["client.json"]},
             "is for client b, but",
         ),  # another client's name with this client's key
-        (valid_files | {"key": other["key"]}, "has another key for client hospital-a"),
     ):
         assert text in error_message(lambda parts=parts: open_bytes(pack_tar(parts), tmp_path))  # type: ignore[misc]
         assert contents(unpacked_folder) == valid_files
@@ -628,3 +634,32 @@ def test_fuzzed_bundles_are_unpacked_or_rejected(shared: Path, tmp_path: Path) -
         assert read_bundle(bundle.folder) == bundle and {p.name for p in bundle.folder.iterdir()} == set(NAMES)
 
     fuzz(Reader(read, tar.read_bytes(), damaged([tar.read_bytes()]) | parts), 1, tmp_path)
+
+
+# ---- new keys of clients
+
+
+def test_client_opens_bundle_with_its_new_key_in_its_old_folder(folder: Path, tmp_path: Path) -> None:
+    client = open_bundle(folder / "bundles" / "b.tar", tmp_path / "client").folder
+    before, old_key = enrolled_clients(folder)["b"], (client / "key").read_text()
+    tar = renew_client_key(folder, "b")
+    after = enrolled_clients(folder)["b"]
+    assert after == replace(before, next_key=after.next_key) and after.next_key not in (None, before.public_key)
+    assert open_bundle(tar, client, "b").name == "b" and (client / "key").read_text() != old_key
+    private = load_ssh_private_key((client / "key").read_bytes(), None)
+    assert private.public_key() == load_ssh_public_key(str(after.next_key).encode())
+    newest = open_bundle(renew_client_key(folder, "b"), client)  # the bundle was lost on the way
+    assert enrolled_clients(folder)["b"].next_key != after.next_key and newest.name == "b"
+    renew_client_key(folder, "b", at_once=True)
+    ended = enrolled_clients(folder)["b"]
+    assert ended.next_key is None and ended.node_id is None and ended.public_key != before.public_key
+    assert renew_server_certificate(folder) == []  # bundles keep the new key
+
+
+def test_new_key_is_rejected_for_unknown_client_and_from_another_federation(folder: Path, tmp_path: Path) -> None:
+    assert "'nobody'" in error_message(lambda: renew_client_key(folder, "nobody"))
+    enroll(folder, {"hospital-a": replace(enrolled_clients(folder)["hospital-a"], left=True)})
+    assert "has left" in error_message(lambda: renew_client_key(folder, "hospital-a"))
+    client = open_bundle(folder / "bundles" / "b.tar", tmp_path / "client").folder
+    (other,) = make_keys(deployment(tmp_path / "other"), ["b"])
+    assert "from another federation" in error_message(lambda: open_bundle(other, client))

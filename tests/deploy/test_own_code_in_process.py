@@ -166,7 +166,7 @@ def test_consent_is_asked_once_and_kept_until_the_hash_changes(
     (package / "data.py").write_text((package / "data.py").read_text() + "# a fix\n")
     forget_package()
     run("keys", operator, "--allow-code", format_consent(NAME))  # the operator takes the new code
-    run("keys", operator, "--renew")
+    run("renew", operator)
     message = error_message(lambda: join(operator, "ann", "--yes"))
     assert f"--allow-code {format_consent(NAME)}" in message
 
@@ -243,6 +243,6 @@ def test_loader_with_invalid_result_gives_reason(kind: str, operator: Path, pack
     (package / "data.py").write_text(f"import numpy as np\ndef load(path, scale):\n    {body}\n")
     forget_package()
     run("keys", operator, "--allow-code", format_consent(NAME))
-    run("keys", operator, "--renew")
+    run("renew", operator)
     message = error_message(lambda: join(operator, "ann", "--yes", "--allow-code", format_consent(NAME)))
     assert text in message

@@ -5,6 +5,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,9 +15,12 @@ from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.node_pb2 import Node
 
 from conftest import error_message
-from fedtailor.deploy.server.listener import bind
+from fedtailor.deploy.keys import renew_server_certificate
+from fedtailor.deploy.server.listener import bind, run_proxy
+from fedtailor.deploy.server.operator_folder import enrolled_clients
 from fedtailor.deploy.server.proxy import Proxy
 from fedtailor.deploy.server.refusals import find_refusal
+from support.federation_processes import wait_until
 from support.proxied_superlink import FLEET, LIMITS, FakeSuperLink, SigningClient, prepare, proxy_before, serve_fake
 
 
@@ -160,3 +164,32 @@ def test_bind_rejects_port_in_use() -> None:
         assert str(port) in error_message(lambda: bind("localhost", port))
     with bind("localhost", port) as ours, pytest.raises(ConnectionRefusedError):  # before the proxy listens
         socket.create_connection(ours.getsockname())
+
+
+def test_proxy_accepts_both_keys_of_a_client(folder: Path) -> None:
+    fake, keys = FakeSuperLink(), folder / "keys"
+    with serve_fake(fake, folder) as port, bind("localhost", 0) as listener:
+        proxy = Proxy(f"127.0.0.1:{port}", ssl.create_default_context(cafile=keys / "authority.crt"))
+        clients = enrolled_clients(folder)
+        proxy.allow_only({"a": f"{clients['a'].public_key}\n{clients['b'].public_key}"})
+        with run_proxy(proxy, listener, keys / "server.crt", keys / "server.key"):
+            for name in ("a", "b"):
+                key = folder.parent / name / "bundle" / "key"
+                client = SigningClient(folder, int(listener.getsockname()[1]), key)
+                assert client.post(FLEET + "pull-messages")[0] == 200
+
+
+def test_proxy_uses_renewed_certificate_without_restart(tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "operator", ["a"])
+    with serve_fake(FakeSuperLink(), folder) as port, proxy_before(port, folder) as client:
+
+        def serial() -> str:
+            with closing(client.connect()) as connection:
+                connection.connect()
+                return str(connection.sock.getpeercert()["serialNumber"])  # type: ignore[index]
+
+        before = serial()
+        assert serial() == before
+        renew_server_certificate(folder)
+        wait_until(lambda: serial() != before, "the proxy uses the new certificate")
+        assert client.post(FLEET + "pull-messages")[0] == 200

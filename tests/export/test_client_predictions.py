@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import fedtailor as ft
 from conftest import error_message
-from fedtailor.cli.main import app
+from fedtailor.cli.app import app
 from fedtailor.export import client_predictions
 from fedtailor.export.client_predictions import predict_clients, save_predictions
 from support.exported_models import image_federation, train

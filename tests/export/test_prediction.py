@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import fedtailor as ft
 from conftest import error_message
-from fedtailor.cli.main import app
+from fedtailor.cli.app import app
 from fedtailor.export.personal_model import PersonalModel
 from fedtailor.export.prediction import Predictions, predict
 from fedtailor.export.writers import export_model

@@ -6,7 +6,8 @@ from typing import Any
 
 import typer
 
-from fedtailor.cli.console import print_failures, print_line, print_on_interrupt
+from fedtailor.cli.console import print_failures, print_on_interrupt
+from fedtailor.cli.output import print_line
 from fedtailor.cli.show import print_comparison
 from fedtailor.core.code_reference import is_reference, short_name
 from fedtailor.errors import ConfigError, unknown_name

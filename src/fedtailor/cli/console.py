@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 
+from fedtailor.cli.output import err
 from fedtailor.errors import FedTailorError, reason
 from fedtailor.experiments.experiment import Experiment
 from fedtailor.experiments.resume import run_or_continue
@@ -15,8 +15,6 @@ from fedtailor.progress import OnRoundEnd, ProgressDisplay
 from fedtailor.runs.reader import is_run_folder
 from fedtailor.runs.run import Run, resume_hint
 from fedtailor.training.signals import Interrupted
-
-out, err = Console(), Console(stderr=True)
 
 
 def run_with_progress(experiment: Experiment, folder: Path, label: str, display: ProgressDisplay) -> Run:
@@ -70,8 +68,3 @@ def print_failures(failures: Mapping[str, str]) -> None:
     """Print what failed, and why."""
     for name, text in failures.items():
         err.print(f"[bold red]{escape(name)} failed:[/] {escape(text)}", soft_wrap=True, highlight=False)
-
-
-def print_line(text: str) -> None:
-    """Print text without markup, colors, or line breaks, so that paths can be copied."""
-    out.print(text, markup=False, highlight=False, soft_wrap=True)

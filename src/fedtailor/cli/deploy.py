@@ -2,15 +2,17 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Column, Table
 
 from fedtailor.cli import recovery
-from fedtailor.cli.console import out, print_line
+from fedtailor.cli.deploy_renew import renew
+from fedtailor.cli.deploy_status import progress, status
 from fedtailor.cli.deployed_code import (
     AllowPackages,
     confirm_code,
@@ -19,22 +21,22 @@ from fedtailor.cli.deployed_code import (
     show_code,
 )
 from fedtailor.cli.listing import ANY_FLAG, flags_help
+from fedtailor.cli.output import out, print_line
 from fedtailor.core.augmentation import Augmentation
 from fedtailor.core.robust import Robust
 from fedtailor.deploy.client import supernode
 from fedtailor.deploy.client.client_folder import ClientFolder
 from fedtailor.deploy.dummy_client import preview_payload
-from fedtailor.deploy.keys import make_keys, open_bundle, renew_server_certificate
+from fedtailor.deploy.keys import make_keys, open_bundle
+from fedtailor.deploy.log_format import LogFormat, print_json, printer, use_log_format
 from fedtailor.deploy.selftest import run_selftest
 from fedtailor.deploy.server import flower_app, superlink
 from fedtailor.deploy.server.operator_folder import (
     check_name,
-    enrolled_clients,
     mark_as_left,
-    read_status,
 )
-from fedtailor.deploy.server.run_control import RunSupervisor, is_active, start_run, stop_run
-from fedtailor.deploy.server.suspension import suspended_clients
+from fedtailor.deploy.server.run_control import RunSupervisor, start_run, stop_run
+from fedtailor.deploy.server.state import read_state
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployed_code import named_code
 from fedtailor.experiments.deployment import SIMULATION_SETTINGS, Deployment
@@ -45,11 +47,10 @@ from fedtailor.training.channel.channel import Channel
 
 deploy = typer.Typer(help="Run real federations on Flower.", no_args_is_help=True)
 _POLL_INTERVAL = 1.0  # seconds between reads of a run's status
-_FLOWER_CHECK_INTERVAL = 30.0  # seconds between checks whether Flower still runs the run; each one starts a process
-_ACTIVE = ("starting", "running", "waiting")
 _PARTS = {"": Deployment, "inputs": Inputs, "augmentation": Augmentation, "channel": Channel, "robust": Robust}
 _FLAGS_HELP = flags_help("a deployment", _PARTS, hidden=(*SIMULATION_SETTINGS, "device", "code"))
 Folder = Annotated[Path, typer.Argument(help="the operator's folder")]
+LogFormatOption = Annotated[LogFormat, typer.Option(help="of all lines and logs: plain, or one JSON object per line")]
 Follow = Annotated[bool, typer.Option("--follow", help="show the progress until the run ends")]
 
 
@@ -80,19 +81,15 @@ def init(ctx: typer.Context, folder: Folder) -> None:
 def keys(
     folder: Folder,
     clients: Annotated[str, typer.Option(help="names of the clients to enroll, such as a,b,c")] = "",
-    renew: Annotated[bool, typer.Option("--renew", help="create a new certificate for the server")] = False,
     allow_code: AllowPackages = None,
 ) -> None:
     """Create the certificate authority, the server's certificate, and the clients' keys, or enroll more clients."""
     names = [check_name(name.strip()) for name in clients.split(",") if name.strip()]
-    if not names and not renew and not allow_code:
-        raise DeployError("Pass the clients to enroll as --clients a,b,c, or pass --renew.")
+    if not names and not allow_code:
+        raise DeployError("Pass the clients to enroll as --clients a,b,c.")
     if allow_code:
         freeze_code(folder, allow_code)
-    bundles = renew_server_certificate(folder) if renew else []
-    if renew:
-        print_line("The server has a new certificate; restart it.")
-    for path in (*bundles, *(make_keys(folder, names) if names else [])):
+    for path in make_keys(folder, names) if names else []:
         print_line(f"Send '{path}' to its client over a secure channel, because it contains a key.")
 
 
@@ -104,9 +101,16 @@ def leave(folder: Folder, name: Annotated[str, typer.Argument(help="a client's n
 
 
 @deploy.command()
-def server(folder: Folder) -> None:
+def server(
+    folder: Folder,
+    monitoring: Annotated[
+        str | None, typer.Option(help="address of /metrics and /health, such as 127.0.0.1:9100")
+    ] = None,
+    log_format: LogFormatOption = "plain",
+) -> None:
     """Serve a federation, in the foreground. After a crash, the next call resumes the run."""
-    superlink.serve(folder, print_line, RunSupervisor(folder, print_line).check)
+    with log_output("server", log_format) as say:
+        superlink.serve(folder, say, monitoring, RunSupervisor(folder, say).check)
 
 
 @deploy.command()
@@ -134,24 +138,8 @@ def stop(folder: Folder) -> None:
     print_line(f"Stopped. Resume with: fedtailor deploy resume {folder}")
 
 
-@deploy.command()
-def status(folder: Folder) -> None:
-    """Show the progress of the run and the state of all clients."""
-    try:
-        current, states = _current_status(folder), superlink.client_states(folder)
-    except FedTailorError as error:  # without a server, show the last status
-        current, states = {"state": "not started"} | read_status(folder), {}
-        if current["state"] in _ACTIVE:
-            current |= {"state": "stopped", "reason": "its server is not running"}
-        print_line(str(error))
-    print_line(_progress(current))
-    table, suspended = Table("client", "connection", "in the run", "last round"), suspended_clients(folder)
-    for name in enrolled_clients(folder):
-        member = "yes" if name in current.get("members", []) else current.get("rejected", {}).get(name, "not yet")
-        member = f"suspended {suspended[name]}" if name in suspended else member
-        row = (name, states.get(name, "unknown"), member, current.get("last_round", {}).get(name, ""))
-        table.add_row(*map(escape, row))
-    out.print(table)
+deploy.command()(status)
+deploy.command()(renew)
 
 
 for command in (recovery.rollback, recovery.suspend, recovery.reinstate):
@@ -185,21 +173,23 @@ def client(
     yes: Annotated[
         bool, typer.Option("--yes", help="join without confirmation; own code needs --allow-code, too")
     ] = False,
+    log_format: LogFormatOption = "plain",
 ) -> None:
     """Join a federation and stay in the foreground until stopped. After a restart, the client continues."""
     path = Path(check_name(name)) if folder is None else folder
-    with supernode.lock_client_folder(path):  # a running client reads its folder for every message
+    # a running client reads its folder for every message
+    with log_output("client", log_format) as say, supernode.lock_client_folder(path):
         open_bundle(bundle, path / "bundle", name)
         confirm_code(path, allow_code or [], may_ask=not yes and sys.stdin.isatty())
         own = None if network is None else parse_overrides([f"--network={network}"]).settings["network"]
         client_folder = ClientFolder.create(path, data, device, own, schema)
         sizes = ", ".join(f"{size} {part}" for part, size in client_folder.sizes.items())
-        print_line(f"{name} has {sizes} samples. They stay on this machine.")
-        _show_payload(client_folder.deployment)
-        print_line("The server also learns the numbers of samples, and the loss and scores of this client's models.")
+        say(f"{name} has {sizes} samples. They stay on this machine.")
+        _show_payload(client_folder.deployment, say, tables=log_format == "plain")
+        say("The server also learns the numbers of samples, and the loss and scores of this client's models.")
         if not yes and sys.stdin.isatty() and not typer.confirm("Join?"):
             raise typer.Exit(1)
-        supernode.keep_connected(path, print_line)
+        supernode.keep_connected(path, say)
 
 
 @deploy.command()
@@ -224,6 +214,19 @@ def trial(
     print_line("All personal models are bit-identical to the simulation's.")
 
 
+@contextmanager
+def log_output(process: str, log_format: LogFormat) -> Iterator[Callable[[str], None]]:
+    """Yield a function that prints sentences in a format; in JSON, errors are objects like other lines."""
+    use_log_format(log_format)
+    try:
+        yield printer(process, print_line)
+    except FedTailorError as error:
+        if log_format == "plain":
+            raise
+        print_json(str(error), process, "error")
+        raise typer.Exit(2) from error
+
+
 def _submit(folder: Path, follow: bool) -> None:
     start_run(folder)
     print_line(f"Started. Show the progress with: fedtailor deploy status {folder}")
@@ -233,37 +236,23 @@ def _submit(folder: Path, follow: bool) -> None:
 
 def _follow(folder: Path) -> None:
     """Print the progress of the run until it ends."""
-    printed, checked = "", time.monotonic()
+    printed = ""
     while True:
-        current = read_status(folder)
-        if time.monotonic() > checked + _FLOWER_CHECK_INTERVAL:
-            current, checked = _current_status(folder), time.monotonic()
-        if (progress := _progress(current)) != printed:
-            print_line(printed := progress)
-        if current["state"] in ("finished", "stopped"):
-            raise typer.Exit(0 if current["state"] == "finished" else 1)
+        state = read_state(folder)
+        if (line := progress(state.run)) != printed:
+            print_line(printed := line)
+        if not (state.is_active or state.resumes):
+            raise typer.Exit(0 if state.run["state"] == "finished" else 1)
         time.sleep(_POLL_INTERVAL)
 
 
-def _current_status(folder: Path) -> dict[str, Any]:
-    current = {"state": "not started"} | read_status(folder)
-    if current["state"] in _ACTIVE and not is_active(folder):
-        reason = f"its process ended; resume with: fedtailor deploy resume {folder}"
-        return read_status(folder) | {"state": "stopped", "reason": reason}
-    return current
-
-
-def _progress(current: dict[str, Any]) -> str:
-    rounds = f", {current['round']} of {current['rounds']} rounds done" if "rounds" in current else ""
-    reason = f": {current['reason']}" if current.get("reason") else ""
-    return f"{str(current['state']).capitalize()}{rounds}{reason}"
-
-
-def _show_payload(deployment: Deployment) -> None:
+def _show_payload(deployment: Deployment, say: Callable[[str], None] = print_line, tables: bool = True) -> None:
     two, three = (preview_payload(deployment, clients, num_samples=100) for clients in (2, 3))
     for direction, heading in (("down", "The server sends to a client"), ("up", "A client sends to the server")):
         total = sum(tensor.bytes for tensor in two[direction])
-        print_line(f"{heading} in every round: {total:,} bytes")
+        say(f"{heading} in every round: {total:,} bytes")
+        if not tables:
+            continue
         table = Table("name", "dtype", "shape", Column("bytes", justify="right"))
         for tensor in two[direction]:
             shape = "×".join(map(str, tensor.shape)) or "scalar"

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from fedtailor.cli.console import out, print_line
+from fedtailor.cli.output import out, print_line
 from fedtailor.core.code_reference import find_references
 from fedtailor.errors import DeployError
 from fedtailor.experiments.deployed_code import (

@@ -1,6 +1,6 @@
 """The command env."""
 
-from fedtailor.cli.console import print_line
+from fedtailor.cli.output import print_line
 from fedtailor.runs.environment import commit_text, describe_environment, optional_packages
 
 

@@ -9,7 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Column, Table
 
-from fedtailor.cli import console
+from fedtailor.cli import output
 from fedtailor.cli.own_code import AllowCode, OwnData, OwnMethod, OwnNetwork
 from fedtailor.errors import ConfigError
 from fedtailor.runs.files import safe_file_name
@@ -114,12 +114,12 @@ def predict(
     predictions = predict_file(model, file, **writing)
     if out is not None:
         predictions.save(out)
-    console.out.print(_predictions_table(predictions))
+    output.out.print(_predictions_table(predictions))
     count = len(predictions.samples)
     if out is not None:
-        console.print_line(f"Saved {count:,} predictions to {out}" if count > 1 else f"Saved the prediction to {out}")
+        output.print_line(f"Saved {count:,} predictions to {out}" if count > 1 else f"Saved the prediction to {out}")
     elif count > _MAX_ROWS:
-        console.print_line(f"{count - _MAX_ROWS:,} more predictions are not shown; --out saves all of them.")
+        output.print_line(f"{count - _MAX_ROWS:,} more predictions are not shown; --out saves all of them.")
     return None
 
 
@@ -134,7 +134,7 @@ def _predict_all(
         raise ConfigError("predict --all saves its predictions in a file; add --out predictions.csv, or .parquet.")
     count = save_predictions(predict_clients(run, file, moment, **own), out)
     samples = "their test samples" if file is None else f"the samples in {file}"
-    console.print_line(f"Saved {count:,} predictions of all clients for {samples} to {out}")
+    output.print_line(f"Saved {count:,} predictions of all clients for {samples} to {out}")
 
 
 def _predictions_table(predictions: "Predictions") -> Table:

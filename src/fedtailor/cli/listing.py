@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from fedtailor.analysis.tables import new_table
-from fedtailor.cli.console import out, print_line
+from fedtailor.cli.output import out, print_line
 from fedtailor.core.code_reference import is_reference
 from fedtailor.core.method import Method
 from fedtailor.data.dataset import Data

@@ -13,7 +13,8 @@ from typer.core import TyperCommand
 
 from fedtailor.analysis.table_formats import to_csv, to_json, to_latex, to_markdown
 from fedtailor.analysis.tables import new_table
-from fedtailor.cli.console import err, out, print_line, print_on_interrupt
+from fedtailor.cli.console import print_on_interrupt
+from fedtailor.cli.output import err, out, print_line
 from fedtailor.errors import ConfigError, unknown_name
 from fedtailor.papers.claims import CLAIM_HEADINGS, JudgedClaim, claim_lines, judge
 from fedtailor.papers.definition import PAPERS, load_paper

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedtailor.cli.console import print_line
+from fedtailor.cli.output import print_line
 from fedtailor.deploy.server import suspension
 from fedtailor.deploy.server.run_control import roll_back_run
 from fedtailor.runs.rollback import REMOVED_FILE

@@ -7,12 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from fedtailor.analysis.tables import run_table
-from fedtailor.cli.console import (
-    out,
-    print_line,
-    run_with_progress,
-    show_progress,
-)
+from fedtailor.cli.console import run_with_progress, show_progress
+from fedtailor.cli.output import out, print_line
 from fedtailor.cli.own_code import AllowCode, OwnData, OwnMethod, OwnNetwork
 from fedtailor.core.code_reference import short_name
 from fedtailor.errors import ConfigError

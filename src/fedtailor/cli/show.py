@@ -10,7 +10,7 @@ from fedtailor.analysis.comparison_result import ROWS, ComparisonResult
 from fedtailor.analysis.rows import Row, run_rows
 from fedtailor.analysis.table_formats import to_csv, to_json, to_latex, to_markdown
 from fedtailor.analysis.tables import run_table
-from fedtailor.cli.console import err, out, print_line
+from fedtailor.cli.output import err, out, print_line
 from fedtailor.errors import ConfigError, unknown_name
 from fedtailor.experiments.compare import load_comparison
 from fedtailor.experiments.sweep import Plan, read_plan

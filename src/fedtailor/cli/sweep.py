@@ -7,7 +7,8 @@ from pathlib import Path
 
 import typer
 
-from fedtailor.cli.console import collect_failures, err, print_failures, print_line, print_on_interrupt
+from fedtailor.cli.console import collect_failures, print_failures, print_on_interrupt
+from fedtailor.cli.output import err, print_line
 from fedtailor.cli.show import show_sweep
 from fedtailor.data.dataset import Data
 from fedtailor.data.federation import Federation

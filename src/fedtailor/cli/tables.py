@@ -5,8 +5,8 @@ from pathlib import Path
 
 import typer
 
-from fedtailor.cli.console import print_line
 from fedtailor.cli.listing import ANY_FLAG, flags_help
+from fedtailor.cli.output import print_line
 from fedtailor.data.tables.agreement import agree as agree_on_schema
 from fedtailor.data.tables.loading import read_schema, read_summary, to_json
 from fedtailor.data.tables.reading import read_table

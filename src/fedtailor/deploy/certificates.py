@@ -57,7 +57,7 @@ def certify_server(keys: Path, deployment: Deployment) -> None:
     end = min(start + _VALIDITY["server"], authority.not_valid_after_utc)
     if end < datetime.now(UTC):
         raise DeployError(
-            f"The authority expired on {end:%Y-%m-%d}; delete authority.crt in '{keys}' and run `keys --renew` again."
+            f"The authority expired on {end:%Y-%m-%d}; delete authority.crt in '{keys}' and run `deploy renew` again."
         )
     extensions: _Extensions = [
         (x509.BasicConstraints(ca=False, path_length=None), True),

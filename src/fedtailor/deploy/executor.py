@@ -32,8 +32,10 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 HANDLING, DONE = "Handling a message.", "The message is done."  # what it prints
 _FIELDS, _TREE, _ARRAY_TYPE = "fields", "tree", "fedtailor.safetensors"
+WORKER_END_FILE = "end"  # next to the worker's address: why the last worker ended
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _POLL_INTERVAL = 0.25  # seconds between requests for the next message; 0.1 would use a tenth of a core
+_END_TIMEOUT = 3.0  # seconds until the reason is known
 _START_TIMEOUT = 120.0  # seconds until the worker accepts messages; it may have to import FedTailor first
 
 
@@ -82,6 +84,7 @@ def _handle(address: str, token: str, worker: Path) -> None:
 def answer(message: Message, app: bytes, worker: Path) -> Message:
     """Return the worker's reply to a message. Of the app that came with the run, the worker gets only the hash."""
     text, data = unwrap(message.content)
+    started = time.time()
     try:
         with _connect_to_worker(worker) as connection:
             for part in (sha256(app).hexdigest(), message.metadata.message_type, text):
@@ -89,8 +92,21 @@ def answer(message: Message, app: bytes, worker: Path) -> Message:
             connection.send_bytes(data)
             text, data = connection.recv_bytes().decode(), connection.recv_bytes()
     except (EOFError, OSError, AuthenticationError) as error:
-        raise RuntimeError("the worker ended; see log/worker.log in the client's folder") from error
+        raise RuntimeError(f"{_worker_end(worker, started)}; see log/worker.log in the client's folder") from error
     return Message(wrap(text, data), reply_to=message)
+
+
+def _worker_end(worker: Path, since: float) -> str:
+    """Return why the worker ended, which `fedtailor deploy client`, its parent, writes into a file."""
+    path, deadline = worker.with_name(WORKER_END_FILE), time.monotonic() + _END_TIMEOUT
+    while time.monotonic() < deadline:
+        try:
+            if path.stat().st_mtime >= since:
+                return path.read_text()
+        except OSError:  # not yet
+            pass
+        time.sleep(0.1)
+    return "the worker ended"
 
 
 def wrap(text: str, data: bytes) -> RecordDict:

@@ -28,7 +28,7 @@ from fedtailor.deploy.certificates import (
     make_authority,
 )
 from fedtailor.deploy.server.operator_folder import EnrolledClient, check_name, enroll, enrolled_clients
-from fedtailor.errors import DeployError, FedTailorError
+from fedtailor.errors import DeployError, FedTailorError, unknown_name
 from fedtailor.experiments.deployment import DEPLOYMENT_FILE, Deployment, outline_deployment, read_outline
 from fedtailor.runs.files import folder_lock, make_private_folder, write_errors, write_private
 
@@ -101,10 +101,36 @@ def renew_server_certificate(folder: Path) -> list[Path]:
     return changed
 
 
+def renew_client_key(folder: Path, name: str, at_once: bool = False) -> Path:
+    """Create a new key for a client and return the bundle with it.
+
+    The old key remains valid until the client uses the new one, so that it can take part until it has the bundle; with
+    `at_once`, the old key ends immediately.
+
+    >>> renew_client_key(Path("nowhere"), "hospital-a")
+    Traceback (most recent call last):
+    fedtailor.errors.DeployError: There is no deployment in 'nowhere'; create one with: fedtailor deploy init nowhere.
+    """
+    deployment = read_outline(folder)
+    with _locked_keys(folder):
+        clients = enrolled_clients(folder)
+        if name not in clients:
+            raise unknown_name("client", name, clients)
+        if clients[name].left:
+            raise DeployError(f"Client {name} has left; its name cannot be used again.")
+        key = _new_key()
+        _write_bundle(_bundle_path(folder, name), _contents(folder, name, key, deployment))
+        public = _public_key(_parse_key(key, f"The key of {name}"))
+        new = EnrolledClient(public) if at_once else replace(clients[name], next_key=public)
+        enroll(folder, {name: new})  # last: after a crash, the call is repeated
+    return _bundle_path(folder, name)
+
+
 def open_bundle(tar: Path, into: Path, name: str | None = None) -> Bundle:
     """Unpack an untrusted bundle into a client's folder; raise an error if it is not for the client `name`.
 
-    Unpacking the same bundle again, or one with a new server address, is allowed; a bundle of another client is not.
+    Unpacking the same bundle again, or one with a new server address, is allowed, and so is one with a new key of the
+    same federation; a bundle of another client is not.
 
     >>> open_bundle(Path("nowhere.tar"), Path("nowhere"))
     Traceback (most recent call last):
@@ -121,9 +147,10 @@ def open_bundle(tar: Path, into: Path, name: str | None = None) -> Bundle:
             raise DeployError(
                 f"{label} is for client {bundle.name}, but '{into}' belongs to {owner}; choose another folder."
             )
-        if _read_part(into, _KEY_FILE) != contents[_KEY_FILE]:
+        changed = [part for part in (_KEY_FILE, AUTHORITY_FILE) if _read_part(into, part) != contents[part]]
+        if changed == [_KEY_FILE, AUTHORITY_FILE]:  # a renewal changes one of them
             raise DeployError(
-                f"{label} has another key for client {bundle.name} than '{into}'; delete that folder to start over."
+                f"{label} is from another federation than '{into}'; choose another folder, or delete that one."
             )
     with write_errors(f"The folder '{into}' cannot be written"):
         make_private_folder(into)

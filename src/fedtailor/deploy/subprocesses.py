@@ -18,6 +18,7 @@ from threading import Event
 
 import psutil
 
+from fedtailor.deploy.log_format import LogFormatter
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.runs.files import folder_lock
 
@@ -210,9 +211,14 @@ def rotating_log(path: Path) -> RotatingFileHandler:
     >>> rotating_log(Path(mkdtemp()) / "log").close()
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = RotatingFileHandler(path, maxBytes=_MAX_LOG_BYTES, backupCount=2, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler = _RotatingLog(path, maxBytes=_MAX_LOG_BYTES, backupCount=2, encoding="utf-8")
+    handler.setFormatter(LogFormatter(path.stem))
     return handler
+
+
+class _RotatingLog(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Drop lines that cannot be written, for example to a full disk, which is reported elsewhere."""
 
 
 def skip_repeats(say: Callable[[str], None]) -> Callable[[str], None]:

@@ -54,9 +54,21 @@ SIMULATION_SETTINGS = (
     "attack", "evaluate", "patience", "held_out_clients",
 )  # fmt: skip
 _SERVER_SETTINGS = (  # in addition to those of a simulation
-    "address", "min_clients", "deadline", "retry", "keep_checkpoints", "suspend_after", "outlier_factor",
+    "address", "monitoring", "min_clients", "deadline", "retry", "keep_checkpoints", "suspend_after", "outlier_factor",
 )  # fmt: skip
 _CHANGEABLE = (*_SERVER_SETTINGS, "participation", "evaluate_every", "max_failures", "robust")
+
+
+def split_monitoring_address(address: str) -> tuple[str, int]:
+    """Return the host and the port of HOST:PORT or PORT; without a host, only this machine can connect.
+
+    >>> split_monitoring_address("9100"), split_monitoring_address("0.0.0.0:9100")
+    (('127.0.0.1', 9100), ('0.0.0.0', 9100))
+    """
+    host, _, port = address.rpartition(":")
+    if not (port.isdecimal() and int(port) < 2**16 and is_printable(host) and " " not in host):
+        raise ConfigError(f"monitoring must be host:port or a port, such as 127.0.0.1:9100, got {address[:80]!r}.")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 def _is_address(address: str) -> bool:
@@ -78,6 +90,7 @@ class Deployment(TrainingConfig):
 
     evaluate_every: Annotated[PositiveInt, "rounds between evaluations; the last round is always evaluated"] = 10
     address: Annotated[_Address, "of the server, host:port"] = "localhost:9092"
+    monitoring: Annotated[str | None, "address for metrics and the health check, such as 127.0.0.1:9100"] = None
     min_clients: Annotated[
         PositiveInt | None, "minimum number of clients that must complete a round; none: all enrolled clients"
     ] = None
@@ -107,6 +120,8 @@ class Deployment(TrainingConfig):
         for name in SIMULATION_SETTINGS:
             if getattr(self, name) != getattr(TrainingConfig(), name):
                 raise ConfigError(f"{name} applies only to simulations; remove it from the deployment.")
+        if self.monitoring is not None:
+            split_monitoring_address(self.monitoring)
         if self.measure_drift:
             why = "compares the models of all clients, which stay with the clients in a deployment"
             raise ConfigError(f"measure_drift {why}; remove it, or simulate the federation.")

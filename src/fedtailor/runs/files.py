@@ -11,9 +11,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
-
-from fedtailor.core.system import total_memory
 from fedtailor.errors import RunError, reason
 
 TEMPORARY_SUFFIX = ".writing"  # names of incomplete files and folders, which may be deleted, end with this
@@ -28,8 +25,13 @@ def write_atomic(path: Path, data: bytes) -> None:
     >>> write_atomic(Path(mkdtemp()) / "file", b"content")
     """
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    with temporary.open("wb") as file:
-        write_and_sync(file, data)
+    try:
+        with temporary.open("wb") as file:
+            write_and_sync(file, data)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()  # on a full disk, its space is needed, for example for the reason
+        raise
     temporary.replace(path)
     sync_folder(path.parent)
 
@@ -82,7 +84,11 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     remove_folder(temporary)
     temporary.mkdir(parents=True)
-    yield temporary
+    try:
+        yield temporary
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)  # as in `write_atomic`
+        raise
     sync_folder(temporary)
     remove_folder(path)
     temporary.replace(path)
@@ -157,6 +163,26 @@ def wait_for_lock(file: BinaryIO) -> None:
     _lock(file, wait=True)
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the exclusive lock of a file; unlike a file, a lock ends with its process.
+
+    >>> from tempfile import mkdtemp
+    >>> folder = Path(mkdtemp())
+    >>> with folder_lock(folder): is_locked(folder / "lock")
+    True
+    >>> is_locked(folder / "lock")
+    False
+    """
+    try:
+        with path.open("rb") as file:
+            _lock(file, shared=True)
+    except BlockingIOError:
+        return True
+    except OSError:  # no file, or one that this user may not open
+        return False
+    return False
+
+
 def _try_lock(file: BinaryIO) -> None:
     """Try several times, because a process that only tests the lock holds it briefly."""
     for _ in range(_LOCK_ATTEMPTS - 1):
@@ -175,7 +201,7 @@ def safe_file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.+-]+", "_", text).strip(".") or "_"
 
 
-def _lock(file: BinaryIO, wait: bool = False) -> None:
+def _lock(file: BinaryIO, wait: bool = False, shared: bool = False) -> None:
     if sys.platform == "win32":
         import msvcrt
 
@@ -186,7 +212,7 @@ def _lock(file: BinaryIO, wait: bool = False) -> None:
     else:
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
 
 
 def _release_locks() -> None:
@@ -201,6 +227,10 @@ if hasattr(os, "register_at_fork"):
 
 def read_bytes(path: Path) -> bytes:
     """Return a file's content; raise ValueError if it is not a regular file or larger than a quarter of the memory."""
+    import torch  # takes a second, which commands that only show the status of a deployment do not need
+
+    from fedtailor.core.system import total_memory
+
     if not path.is_file() or path.stat().st_size > total_memory(torch.device("cpu")) // 4:
         raise ValueError(f"'{path.name}' is not a file, or too large to read")
     return path.read_bytes()

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import fedtailor as ft
 from conftest import error_message
-from fedtailor.cli.main import app
+from fedtailor.cli.app import app
 from fedtailor.data.download.source import RemoteFile
 from fedtailor.data.images.datasets import CIFAR100, EMNIST, ArchiveData, TinyImageNet
 from fedtailor.data.images.emnist import SPLITS

@@ -17,7 +17,9 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from fedtailor.deploy import executor
 from fedtailor.deploy.client.client_folder import worker_file
+from fedtailor.deploy.client.server_certificate import certificate_warnings
 from fedtailor.deploy.keys import Bundle, read_bundle
+from fedtailor.deploy.process_ends import describe_exit, memory_kills
 from fedtailor.deploy.server.proxy import ERROR_CODE
 from fedtailor.deploy.subprocesses import (
     Subprocess,
@@ -80,7 +82,7 @@ def keep_connected(folder: Path, say: Callable[[str], None]) -> None:
             return Subprocess(home, command, flower_environment(home), folder / _LOG, connection.read_line)
 
         def watch(supernode: Subprocess) -> bool:
-            with _running_worker(folder), _running_executor(folder, connection):
+            with _running_worker(folder, connection.say), _running_executor(folder, connection):
                 _monitor(supernode, connection, folder, deadline, stop)
             supernode.stop()
             if supernode.returncode == 0 and stop.is_set():  # it has deactivated itself
@@ -96,10 +98,17 @@ def _secret_file(folder: Path) -> Path:
 
 
 @contextmanager
-def _running_worker(folder: Path) -> Iterator[None]:
+def _running_worker(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Keep a worker running. It ends with the SuperNode, because the message it works on has then been lost."""
-    home, command = folder / "home" / "worker", [str(_WORKER), str(folder.absolute())]
-    with _running(lambda: Subprocess(home, command, os.environ, folder / "log" / "worker.log")):
+    home, command, kills = folder / "home" / "worker", [str(_WORKER), str(folder.absolute())], memory_kills()
+
+    def report_end(code: int) -> None:
+        end = describe_exit(code, memory_kills() > kills)
+        with suppress(OSError):  # the executor reports it to the server
+            write_atomic(worker_file(folder).with_name(executor.WORKER_END_FILE), f"the worker {end}".encode())
+        say(f"Warning: The process that trains {end}; starting it again. See '{folder / 'log' / 'worker.log'}'.")
+
+    with _running(lambda: Subprocess(home, command, os.environ, folder / "log" / "worker.log"), report_end):
         yield
 
 
@@ -119,14 +128,16 @@ def _running_executor(folder: Path, connection: "_Connection") -> Iterator[None]
 
 
 @contextmanager
-def _running(start: Callable[[], Subprocess]) -> Iterator[None]:
-    """Keep a subprocess running beside the SuperNode."""
+def _running(start: Callable[[], Subprocess], report_end: Callable[[int], None] = lambda code: None) -> Iterator[None]:
+    """Keep a subprocess running beside the SuperNode; `report_end` gets the exit code if it ends by itself."""
     stop = Event()
 
     def watch(process: Subprocess) -> bool:
         started = time.monotonic()
         while process.returncode is None and not stop.wait(0.2):
             pass
+        if (code := process.returncode) is not None and not stop.is_set():
+            report_end(code)
         return time.monotonic() > started + _STALL_TIMEOUT
 
     thread = threading.Thread(target=keep_running, args=(start, watch, stop))
@@ -166,6 +177,8 @@ class _Connection:
             self.connected, self.lost = True, False
             write_atomic(self._home / "node", node[1].encode())
             self.say(f"Connected to {address} as '{name}'.")
+            for warning in certificate_warnings(self._bundle):
+                self.say(f"Warning: {warning}")
         elif "Connection successful after" in line and self.connected:
             self.lost = False
             self.say(f"Connected to {address} as '{name}'.")
@@ -174,9 +187,12 @@ class _Connection:
         elif "handshake operation timed out" in line:  # after which the SuperNode ends
             self.lost = self.rejected = True
             self.report_loss()
+        elif "certificate has expired" in line:
+            self.rejected = True
+            self.say(f"The certificate of the server at {address}, or of its authority, has expired; ask the operator.")
         elif "certificate verify failed" in line:
             self.rejected = True
-            self.say(f"The server at {address} is not this federation's server, or its certificate has expired.")
+            self.say(f"The server at {address} is not this federation's server.")
         elif rejection := _REJECTED.search(line):
             self.rejected = True
             self.say(self._explain(int(rejection[1]), rejection[2]))

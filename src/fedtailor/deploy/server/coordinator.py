@@ -3,16 +3,20 @@
 import json
 import logging
 import secrets
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedtailor.deploy.server.disk import describe_full_disk, is_disk_full
 from fedtailor.deploy.server.flower_clients import FlowerClients
 from fedtailor.deploy.server.mailbox import Mailbox
 from fedtailor.deploy.server.membership import Member, Membership
+from fedtailor.deploy.server.round_totals import add_round
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import deployment_digest, read_operator_deployment
 from fedtailor.runs.checkpoint import Checkpoint
@@ -43,10 +47,8 @@ def coordinate(folder: Path, mailbox: Mailbox) -> None:
         try:
             _Coordinator(run, membership).train()
         except Exception as error:
-            # The text of unexpected errors may quote data, so the status contains only their type.
-            known = isinstance(error, FedTailorError)
-            text = str(error) if known else type(error).__name__
-            membership.write_status("stopped", reason=text, temporary=_is_temporary(error))
+            with suppress(OSError):  # on a full disk, the server writes the reason
+                membership.write_status("stopped", reason=_reason(error, folder), temporary=_is_temporary(error))
             raise
         membership.write_status("finished")
 
@@ -55,6 +57,13 @@ def _is_temporary(error: Exception) -> bool:
     """Return whether the run may succeed if the server restarts it: clients come back, or a disk has space again."""
     unknown = not isinstance(error, FedTailorError)
     return unknown or isinstance(error, TooFewClientsError) or isinstance(error.__cause__, OSError)
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    """Return why the run stops. The text of unexpected errors may quote data, so it contains only their type."""
+    if is_disk_full(error):
+        return f"{describe_full_disk(folder)}; free some space, then run: fedtailor deploy resume {folder}"
+    return str(error) if isinstance(error, FedTailorError) else type(error).__name__
 
 
 @dataclass
@@ -72,7 +81,10 @@ class _Coordinator:
         writer = RunWriter(self.folder, 1, _CHECKSUMMED, self.membership.deployment.keep_checkpoints)
         trainer = self._start(writer) if checkpoint is None else self._resume(writer, checkpoint)
         # A checkpoint is saved after every round, so a signal may stop the run at any moment.
-        writer.finish(trainer.train(writer, defer_signals=False), clients=[])
+        writer.finish(trainer.train(writer, self._count, defer_signals=False), clients=[])
+
+    def _count(self, record: Mapping[str, Any]) -> None:
+        self.membership.totals = add_round(self.membership.totals, record)
 
     def _start(self, writer: RunWriter) -> Trainer[FlowerClients]:
         self.membership.wait_for_start()
@@ -92,6 +104,7 @@ class _Coordinator:
         trainer = self._make_trainer(saved["run"])
         trainer.clients.on_join()
         trainer.run.records = read_records(self.folder, checkpoint)
+        membership.totals = reduce(add_round, trainer.run.records, dict[str, Any]())
         trainer.server.restore(checkpoint.server(), checkpoint.round, trainer.run.records)
         trainer.clients.last_counted = {int(client): number for client, number in saved["last_counted"].items()}
         writer.continue_from(checkpoint)

@@ -145,8 +145,10 @@ class FlowerClients:
                 uploads[client] = upload
             except FedTailorError as error:
                 round_state.failures[client] = ClientFailure(str(error), diverged=isinstance(error, DivergedError))
+                self.membership.report_problem(client, str(error))
             except NoReplyError as error:
                 round_state.missed[client] = str(error)
+                self.membership.report_problem(client, str(error))
         for client in uploads.keys() - set(self._active()):  # it was suspended after its upload arrived
             del uploads[client], self._norms[client]
             round_state.missed[client] = "it was suspended or has left"

@@ -12,7 +12,7 @@ import resource
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedtailor.deploy.server.admission import Admission, Connection, address_of
+from fedtailor.deploy.server.certificate_reload import certificate_reloader
 from fedtailor.deploy.server.event_log import EventLog, proxy_events
 from fedtailor.deploy.server.proxy import MAX_HEADER_BYTES, Proxy
 from fedtailor.errors import DeployError, reason
@@ -45,7 +46,7 @@ def run_proxy(proxy: Proxy, listener: socket.socket, certificate: Path, key: Pat
     tls.load_cert_chain(certificate, key)
     descriptors = raise_descriptor_limit()
     places = max(descriptors - _OTHER_DESCRIPTORS, descriptors // 2)
-    server = _Server(proxy, listener, tls, places)
+    server = _Server(proxy, listener, tls, places, certificate_reloader(lambda: tls, certificate, key))
     gc.freeze()  # exempts imported modules from garbage collection, which would otherwise dominate the proxy's CPU time
     thread = threading.Thread(target=server.http.run, args=([],), name="proxy", daemon=True)
     thread.start()
@@ -76,7 +77,14 @@ def raise_descriptor_limit() -> int:
 class _Server:
     """An ASGI server whose connections are accepted here instead of by uvicorn."""
 
-    def __init__(self, proxy: Proxy, listener: socket.socket, tls: ssl.SSLContext, places: int) -> None:
+    def __init__(
+        self,
+        proxy: Proxy,
+        listener: socket.socket,
+        tls: ssl.SSLContext,
+        places: int,
+        reload_certificate: Callable[[], Awaitable[None]],
+    ) -> None:
         self._proxy, self._listener, self._tls = proxy, listener, tls
         self._events = proxy_events()
         self._admission = Admission(proxy.limits, self._events.add, places)
@@ -93,6 +101,8 @@ class _Server:
             timeout_keep_alive=int(proxy.limits.idle_timeout),
             timeout_graceful_shutdown=2,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            timeout_notify=1,
+            callback_notify=reload_certificate,
         )
         self.http = uvicorn.Server(config)
 

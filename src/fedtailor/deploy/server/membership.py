@@ -1,6 +1,7 @@
 """The members of a deployed run: which clients take part, which may not join, and the status of the run."""
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from fedtailor.core.trees import Tree
 from fedtailor.core.untrusted_input import sanitize
 from fedtailor.deploy.messages import DivergedError, from_record, to_record
 from fedtailor.deploy.server.mailbox import Mailbox, NoReplyError
-from fedtailor.deploy.server.operator_folder import write_status
+from fedtailor.deploy.server.operator_folder import read_status, write_status
 from fedtailor.deploy.server.suspension import active_clients
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import Deployment, deployment_digest
@@ -56,6 +57,7 @@ class Membership:
     mailbox: Mailbox
     members: list[Member] = field(default_factory=list)
     rounds_done: int = 0
+    totals: dict[str, Any] = field(default_factory=dict)  # see `add_round`
     not_counted: dict[str, str] = field(default_factory=dict)  # clients whose last round did not count -> reason
     warnings: dict[str, str] = field(default_factory=dict)  # clients that were suspicious in the last round -> reason
     _rejected: dict[str, str] = field(default_factory=dict)  # clients that may not join -> reason
@@ -120,8 +122,15 @@ class Membership:
         """Write the status of the run, for `fedtailor deploy status`."""
         names = [member.name for member in self.members]
         progress = {"round": self.rounds_done, "rounds": self.deployment.num_rounds, "members": names}
-        progress |= {"rejected": self._rejected, "last_round": self.warnings | self.not_counted}
+        progress |= {"pid": os.getpid(), **self.totals}
+        progress |= {"rejected": self._rejected, "last_round": self.not_counted, "warnings": self.warnings}
         write_status(self.folder, {"state": state, "at": time.time(), **progress, **fields})
+
+    def report_problem(self, client: int, reason: str) -> None:
+        """Show in the status that a client's work in this round does not count, before the round ends."""
+        status = read_status(self.folder)
+        problems = status.get("this_round", {}) | {self.members[client].name: reason}
+        write_status(self.folder, status | {"this_round": problems})
 
     def _candidates(self) -> list[str]:
         """Return the clients that are online and not members.

@@ -33,6 +33,7 @@ class EnrolledClient:
     public_key: str
     node_id: int | None = None  # Flower's ID, once the client is registered there
     left: bool = False  # permanently
+    next_key: str | None = None  # public key that replaces `public_key` as soon as the client uses it
 
 
 def check_name(name: str) -> str:

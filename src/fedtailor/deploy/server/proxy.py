@@ -86,9 +86,9 @@ class Proxy:
         self._flower: httpcore.AsyncConnectionPool
 
     def allow_only(self, clients: Mapping[str, str]) -> None:
-        """Forward only requests of these clients, given as names with public keys."""
+        """Forward only requests of these clients, given as names with public keys, one per line."""
         keys = {}
-        for name, text in clients.items():
+        for name, text in ((name, line) for name, lines in clients.items() for line in lines.splitlines()):
             key = None
             with suppress(ValueError, UnsupportedAlgorithm):
                 key = load_ssh_public_key(text.encode())

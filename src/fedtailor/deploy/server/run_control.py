@@ -1,19 +1,19 @@
 """Start and stop the run of an operator's folder, and restart it after a crash.
 
-home/run            Flower's ID of the run
-home/intent.json    whether the operator wants the run to continue, and how often the server has restarted it
+`home/run` contains Flower's ID of the run.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from fedtailor.core.untrusted_input import parse_json, read_text
+from fedtailor.core.untrusted_input import read_text
 from fedtailor.deploy.server import superlink
+from fedtailor.deploy.server.intent import Intent, read_intent, write_intent
 from fedtailor.deploy.server.operator_folder import enrolled_clients, read_status, write_status
+from fedtailor.deploy.server.state import read_state
 from fedtailor.errors import DeployError, FedTailorError, RunError, reason
 from fedtailor.experiments.deployment import read_operator_deployment
 from fedtailor.runs.checkpoint import Checkpoint
@@ -21,20 +21,10 @@ from fedtailor.runs.files import folder_lock, wait_for_lock, write_atomic
 from fedtailor.runs.reader import is_run_folder
 from fedtailor.runs.rollback import roll_back
 
-_INTENT = "home/intent.json"
 _MAX_RESTARTS = 5  # in a row, without a new round
 _FIRST_PAUSE = 10.0  # seconds before the second restart; each further pause is twice as long
 _FLOWER_INTERVAL = 5.0  # seconds between questions to Flower
 _END_TIMEOUT = 60.0  # seconds for the process of a stopped run to end
-
-
-@dataclass(frozen=True)
-class Intent:
-    """What should happen when the process of the run ends."""
-
-    wanted: bool = False  # the operator started or resumed the run, and nothing has ended it since
-    restarts: int = 0  # by the server, in a row, without a new round
-    round: int = 0  # last complete round at the last restart
 
 
 def start_run(folder: Path) -> None:
@@ -47,7 +37,7 @@ def start_run(folder: Path) -> None:
     read_operator_deployment(folder)
     if not enrolled_clients(folder):
         raise DeployError(f"No clients are enrolled; run: fedtailor deploy keys {folder} --clients a,b,c.")
-    if is_active(folder):  # also raises an error if the server is not running
+    if read_state(folder).is_active:
         raise DeployError(f"The run in '{folder}' is active; see: fedtailor deploy status {folder}.")
     with _controlled(folder):
         _wait_for_end(folder)
@@ -64,20 +54,16 @@ def stop_run(folder: Path) -> None:
     if (run := run_id(folder)) is None:
         raise DeployError(f"No run in '{folder}' is active.")
     with _controlled(folder):
-        was_wanted = _read_intent(folder).wanted
-        _write_intent(folder, Intent())
-        try:
-            active = is_active(folder)
-        except DeployError:  # the server is not running
-            if not was_wanted:
-                raise
-            active = False
+        was_wanted = read_intent(folder).wanted
+        write_intent(folder, Intent())
+        active = read_state(folder).is_active
         if not active and not was_wanted:
             raise DeployError(f"No run in '{folder}' is active.")
         if active:
             superlink.stop_run(folder, run)
             _wait_for_end(folder)
-        write_status(folder, read_status(folder) | {"state": "stopped", "reason": "the operator stopped it"})
+        done = {"state": "stopped", "reason": "the operator stopped it", "by_operator": True}
+        write_status(folder, read_status(folder) | done)
 
 
 def roll_back_run(folder: Path, number: int) -> Checkpoint:
@@ -91,17 +77,15 @@ def roll_back_run(folder: Path, number: int) -> Checkpoint:
         raise DeployError(f"The run in '{folder}' has not been started; there is nothing to roll back.")
     running = DeployError(f"The run in '{folder}' is running; first stop it with: fedtailor deploy stop {folder}.")
     with _controlled(folder):
-        with suppress(DeployError):  # the server is not running
-            if is_active(folder):
-                raise running
-        if is_working(folder):
+        if read_state(folder).is_active or is_working(folder):
             raise running
         with folder_lock(folder / "run"):
             found = roll_back(folder / "run", number)
-            _write_intent(folder, Intent())
+            write_intent(folder, Intent())
             members = [member["name"] for member in found.metadata["remote"]["members"]]
-            done = {"state": "stopped", "reason": f"rolled back to round {number}", "round": number}
-            write_status(folder, read_status(folder) | done | {"members": members, "last_round": {}})
+            done = {"state": "stopped", "reason": f"rolled back to round {number}", "by_operator": True}
+            done |= {"round": number, "members": members, "last_round": {}, "warnings": {}}
+            write_status(folder, read_status(folder) | done)
     return found
 
 
@@ -112,16 +96,6 @@ def run_id(folder: Path) -> int | None:
     """
     path = folder / "home" / "run"
     return int(read_text(path, "The run's ID", 100)) if path.is_file() else None
-
-
-def is_active(folder: Path) -> bool:
-    """Return whether Flower starts or runs the run; raise an error if the server does not respond.
-
-    >>> is_active(Path("nowhere"))
-    False
-    """
-    run = run_id(folder)
-    return run is not None and superlink.run_state(folder, run) not in ("finished", "unknown")
 
 
 def is_working(folder: Path) -> bool:
@@ -159,9 +133,9 @@ class RunSupervisor:
     def check(self) -> None:
         """Restart the run if its process has ended; the server calls this about once per second."""
         try:
-            if _read_intent(self._folder).wanted and self._has_ended():
+            if read_intent(self._folder).wanted and self._has_ended():
                 with _controlled(self._folder):
-                    intent = _read_intent(self._folder)  # a command may have stopped or resumed the run in between
+                    intent = read_intent(self._folder)  # a command may have stopped or resumed the run in between
                     if intent.wanted and self._has_ended():
                         self._handle_end(intent)
         except (FedTailorError, OSError) as error:
@@ -177,7 +151,7 @@ class RunSupervisor:
         if self._clock() < self._asked_at + _FLOWER_INTERVAL:
             return False
         self._asked_at = self._clock()
-        if is_active(self._folder):  # it is still starting
+        if run is not None and superlink.run_state(self._folder, run) not in ("finished", "unknown"):  # it is starting
             return False
         self._started = run
         return True
@@ -186,14 +160,14 @@ class RunSupervisor:
         status = read_status(self._folder)
         why = status.get("reason") if status.get("state") == "stopped" else "its process ended"
         if status.get("state") == "finished" or (status.get("state") == "stopped" and not status.get("temporary")):
-            _write_intent(self._folder, replace(intent, wanted=False))
+            write_intent(self._folder, replace(intent, wanted=False))
             return
         progress = status.get("round", 0) > intent.round
         restarts, now = 1 if progress else intent.restarts + 1, self._clock()
         if restarts > _MAX_RESTARTS:
             why = f"{why}, after {_MAX_RESTARTS} restarts without a new round"
             write_status(self._folder, status | {"state": "stopped", "reason": why})
-            _write_intent(self._folder, replace(intent, wanted=False))
+            write_intent(self._folder, replace(intent, wanted=False))
             self._say(f"The run stopped: {why}. Resume it with: fedtailor deploy resume {self._folder}")
             return
         if self._restart_at is None:
@@ -201,9 +175,7 @@ class RunSupervisor:
         if now < self._restart_at:
             return
         self._restart_at = None
-        _write_intent(self._folder, intent := Intent(True, restarts, status.get("round", 0)))
-        if is_active(self._folder) and (run := run_id(self._folder)) is not None:  # Flower has not noticed the end yet
-            superlink.stop_run(self._folder, run)
+        write_intent(self._folder, intent := Intent(True, restarts, status.get("round", 0)))
         self._say(f"The run is resumed: {why}.")
         _submit(self._folder, intent)
 
@@ -211,14 +183,16 @@ class RunSupervisor:
 def _submit(folder: Path, intent: Intent) -> None:
     previous = read_status(folder)
     # until the run writes its own status
-    write_status(folder, previous | {"state": "starting", "reason": "", "at": time.time()})
+    starting = {"state": "starting", "reason": "", "by_operator": False, "temporary": False, "at": time.time()}
+    write_status(folder, previous | starting)
     try:
+        superlink.stop_orphaned_runs(folder)  # of a process that has died, which Flower may not have noticed
         run = superlink.submit(folder)
     except FedTailorError:
         write_status(folder, previous)
         raise
     write_atomic(folder / "home" / "run", str(run).encode())
-    _write_intent(folder, intent)
+    write_intent(folder, intent)
 
 
 def _wait_for_end(folder: Path) -> None:
@@ -237,17 +211,3 @@ def _controlled(folder: Path) -> Iterator[None]:
     with (folder / "home" / ".intent").open("ab") as lock:
         wait_for_lock(lock)
         yield
-
-
-def _read_intent(folder: Path) -> Intent:
-    path = folder / _INTENT
-    if not path.is_file():
-        return Intent()
-    try:
-        return Intent(**parse_json(read_text(path, "The intent", 2**12)))
-    except (ValueError, TypeError) as error:
-        raise DeployError(f"'{path}' is damaged; delete it and resume the run.") from error
-
-
-def _write_intent(folder: Path, intent: Intent) -> None:
-    write_atomic(folder / _INTENT, (json.dumps(asdict(intent)) + "\n").encode())

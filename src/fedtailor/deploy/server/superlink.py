@@ -3,45 +3,38 @@
 import logging
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
-from typing import TypeVar
 
-import httpx
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListNodesResponse,
     ListRunsRequest,
     ListRunsResponse,
-    RegisterNodeRequest,
-    RegisterNodeResponse,
     StartRunRequest,
     StartRunResponse,
     StopRunRequest,
     StopRunResponse,
-    UnregisterNodeRequest,
-    UnregisterNodeResponse,
 )
 from flwr.proto.fab_pb2 import Fab
-from flwr.proto.node_pb2 import NodeInfo
-from flwr.supercore.error import FlowerError
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
-from google.protobuf.message import Message  # type: ignore[import-untyped]
 
-from fedtailor.core.untrusted_input import read_text
 from fedtailor.deploy.app_bundle import build_app
+from fedtailor.deploy.certificates import AUTHORITY_FILE, certify_server, make_authority
 from fedtailor.deploy.dummy_client import preview_payload
+from fedtailor.deploy.expiry import expiry_times, has_expired
+from fedtailor.deploy.server.control import FLOWER_TIMEOUT, call_flower, check_started, list_nodes, superlink_tls
+from fedtailor.deploy.server.disk import describe_full_disk, disk_of
 from fedtailor.deploy.server.limits import Limits
 from fedtailor.deploy.server.listener import bind, raise_descriptor_limit, run_proxy
-from fedtailor.deploy.server.operator_folder import EnrolledClient, enroll, enrolled_clients
+from fedtailor.deploy.server.monitoring import serve_monitoring
+from fedtailor.deploy.server.operator_folder import enrolled_clients
 from fedtailor.deploy.server.proxy import Proxy
 from fedtailor.deploy.server.refusals import write_refusal
+from fedtailor.deploy.server.registration import register_clients
+from fedtailor.deploy.server.supervisor import Supervisor, supervised
 from fedtailor.deploy.subprocesses import (
     Subprocess,
     exclusive,
@@ -53,23 +46,28 @@ from fedtailor.deploy.subprocesses import (
     skip_repeats,
     stop_all,
 )
-from fedtailor.errors import DeployError, FedTailorError, reason
+from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import Deployment, read_operator_deployment
-from fedtailor.runs.files import write_atomic
+from fedtailor.runs.files import make_private_folder, write_atomic, write_errors
 from fedtailor.training.signals import deferred_signals
 
-_FLOWER_TIMEOUT = 120.0  # seconds for Flower to start, and for each request to it
-_HEALTH_INTERVAL = 10.0  # seconds between health checks
-_HEALTH_TIMEOUT = 90.0  # seconds without a successful health check before the server ends
-_UNREGISTERED = "unregistered"
+_HEALTH_TIMEOUT = 90.0  # seconds without a response of the SuperLink before the server ends
+_SLOW_RESPONSE = 15.0  # seconds without a response of the SuperLink until this is reported
+_POLL_INTERVAL = 3.0  # seconds between requests for the states of the clients
+_CONTROL_TIMEOUT = 10.0  # seconds for each request of the server itself, so that it keeps watching
 _OVERHEAD_BYTES = 2**26  # for everything in an upload except tensors
-_Response = TypeVar("_Response", bound=Message)
 
 
-def serve(folder: Path, say: Callable[[str], None] = print, supervise: Callable[[], None] = lambda: None) -> None:
+def serve(
+    folder: Path,
+    say: Callable[[str], None] = print,
+    monitoring: str | None = None,
+    supervise_run: Callable[[], None] = lambda: None,
+) -> None:
     """Serve a federation until SIGTERM or Ctrl-C; raise an error if a part of it ends earlier, so systemd restarts it.
 
-    `supervise` is called about once per second (`RunSupervisor.check`).
+    `monitoring` is the address of metrics and the health check, by default that in deployment.toml. `supervise_run` is
+    called about once per second (`RunSupervisor.check`).
 
     >>> serve(Path("nowhere"))
     Traceback (most recent call last):
@@ -84,29 +82,42 @@ def serve(folder: Path, say: Callable[[str], None] = print, supervise: Callable[
     in_use = f"A server for '{folder}' is already running; stop it first."
     with (
         exclusive(home, in_use),
+        supervised(folder, say) as supervisor,
         deferred_signals(only_first=False) as stop,
         bind(deployment.host, deployment.port) as listener,
+        serve_monitoring(folder, monitoring or deployment.monitoring),
     ):
         stop_all(home)  # left over from a server that was killed
-        address, tls = free_address(), _tls(folder)
+        supervisor.settle()
+        _check_before_start(folder)
+        _certify_superlink(home, deployment)
+        address, tls = free_address(), superlink_tls(folder)
         write_atomic(home / "address", address.encode())
         proxy = Proxy(address, tls, _limits(folder, deployment), partial(write_refusal, folder))
         _set_up_proxy_log(folder)
         env = flower_environment(home, FEDTAILOR_DEPLOYMENT=str(folder.absolute()))
         superlink = Subprocess(home, _superlink_command(folder, address), env, folder / "log" / "superlink.log")
+        supervisor.started(superlink.pid)
         try:
-            _wait_until_healthy(address, tls, superlink, stop)
-            _stop_orphaned_runs(folder)
-            registered = _register_clients(folder, proxy, {}, say)
+            _wait_until_healthy(folder, address, tls, superlink, supervisor, stop)
+            stop_orphaned_runs(folder)
+            registered = register_clients(folder, proxy, {}, say)
             with run_proxy(proxy, listener, keys / "server.crt", keys / "server.key") as is_proxy_running:
                 say(f"Serving at {deployment.address}.")
-                healthy_at = time.monotonic()
+                healthy_at, asked_at, connections = time.monotonic(), 0.0, dict[str, str]()
                 while not stop.wait(1.0):
-                    if time.monotonic() > healthy_at + _HEALTH_INTERVAL and is_healthy(address, tls):
-                        healthy_at = time.monotonic()
-                    _check(folder, superlink.returncode is None, is_proxy_running(), time.monotonic() - healthy_at)
-                    registered = _register_clients(folder, proxy, registered, say)
-                    supervise()
+                    if time.monotonic() > asked_at + _POLL_INTERVAL:
+                        asked_at = time.monotonic()
+                        with suppress(FedTailorError):  # it does not respond
+                            connections = client_states(folder, _CONTROL_TIMEOUT)
+                            healthy_at = time.monotonic()
+                    problem = _check(folder, superlink, supervisor, is_proxy_running(), time.monotonic() - healthy_at)
+                    supervisor.check(connections, problem, lambda: stop_orphaned_runs(folder))
+                    supervise_run()
+                    registered = register_clients(folder, proxy, registered, say)
+        except FedTailorError as error:
+            supervisor.close(str(error))  # now, because it takes seconds to stop all processes
+            raise
         finally:
             superlink.stop()
 
@@ -118,10 +129,10 @@ def submit(folder: Path) -> int:
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
-    _check_started(folder)
+    check_started(folder)
     app = build_app()
     request = StartRunRequest(fab=Fab(hash_str=sha256(app).hexdigest(), content=app))
-    return int(_call(folder, "start-run", request, StartRunResponse).run_id)
+    return int(call_flower(folder, "start-run", request, StartRunResponse).run_id)
 
 
 def run_state(folder: Path, run: int) -> str:
@@ -141,10 +152,10 @@ def stop_run(folder: Path, run: int) -> None:
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
-    _call(folder, "stop-run", StopRunRequest(run_id=run), StopRunResponse)
+    call_flower(folder, "stop-run", StopRunRequest(run_id=run), StopRunResponse)
 
 
-def client_states(folder: Path) -> dict[str, str]:
+def client_states(folder: Path, timeout: float = FLOWER_TIMEOUT) -> dict[str, str]:
     """Return the state of every client: online, offline, registered (it has never connected), or left.
 
     A client that disappears without notice remains online for another minute, which is Flower's timeout.
@@ -153,7 +164,7 @@ def client_states(folder: Path) -> dict[str, str]:
     Traceback (most recent call last):
     fedtailor.errors.DeployError: The server for 'nowhere' has not been started; run: fedtailor deploy server nowhere.
     """
-    states = {node.node_id: node.status for node in _nodes(folder)}
+    states = {node.node_id: node.status for node in list_nodes(folder, timeout)}
     return {
         name: "left" if client.left else states.get(client.node_id or 0, "not registered")
         for name, client in enrolled_clients(folder).items()
@@ -169,22 +180,53 @@ def _limits(folder: Path, deployment: Deployment) -> Limits:
     return Limits(upload_bytes=2 * sum(tensor.bytes for tensor in upload) + _OVERHEAD_BYTES)
 
 
-def _check(folder: Path, is_superlink_running: bool, is_proxy_running: bool, unhealthy: float) -> None:
-    """Raise an error if a part of the server has ended or does not respond."""
-    if not is_superlink_running:
-        raise DeployError(f"Flower's SuperLink ended unexpectedly; see '{folder / 'log' / 'superlink.log'}'.")
+def _check_before_start(folder: Path) -> None:
+    """Raise an error if the server could not work, although its parts might start."""
+    for name in (AUTHORITY_FILE, "server.crt"):
+        for expires in expiry_times({name: folder / "keys" / name}).values():
+            if has_expired(expires):
+                date = time.strftime("%Y-%m-%d", time.gmtime(expires))
+                raise DeployError(f"keys/{name} expired on {date}; run: fedtailor deploy renew {folder}.")
+    if disk_of(folder).is_full:
+        raise DeployError(f"{describe_full_disk(folder)}; free some space.")
+
+
+def _certify_superlink(home: Path, deployment: Deployment) -> None:
+    """Create an authority and a certificate for connections to the SuperLink, which stay on this machine.
+
+    Flower reads its certificate only once. With one of its own, which is new at every start, a renewal of the server's
+    certificate concerns only the reverse proxy.
+    """
+    keys = home / "tls"
+    with write_errors(f"The folder '{keys}' cannot be written"):
+        make_private_folder(keys)
+        for path in keys.iterdir():
+            path.unlink()
+        make_authority(keys)
+        certify_server(keys, replace(deployment, address="localhost:1"))
+
+
+def _check(
+    folder: Path, superlink: Subprocess, supervisor: Supervisor, is_proxy_running: bool, unresponsive: float
+) -> str:
+    """Raise an error if a part of the server has ended or does not respond; return what is wrong otherwise."""
+    if (code := superlink.returncode) is not None:
+        end = supervisor.describe_end(code)
+        raise DeployError(f"Flower's SuperLink {end}; see '{folder / 'log' / 'superlink.log'}'.")
     if not is_proxy_running:
         raise DeployError(f"The reverse proxy ended unexpectedly; see '{folder / 'log' / 'proxy.log'}'.")
-    if unhealthy > _HEALTH_TIMEOUT:
-        raise DeployError(f"Flower's SuperLink has not responded for {unhealthy:.0f} s; restart the server.")
+    if unresponsive > _HEALTH_TIMEOUT:
+        raise DeployError(f"Flower's SuperLink has not responded for {unresponsive:.0f} s; restart the server.")
+    slow = unresponsive > _SLOW_RESPONSE
+    return f"Flower's SuperLink has not responded for {unresponsive:.0f} s." if slow else ""
 
 
 def _superlink_command(folder: Path, address: str) -> list[str]:
     host, _, port = address.rpartition(":")
-    keys = folder.absolute() / "keys"
+    keys = folder.absolute() / "home" / "tls"
     return [
         flower_command("flower-superlink"), "--host", host, "--port", port,
-        "--ssl-ca-certfile", str(keys / "authority.crt"), "--ssl-certfile", str(keys / "server.crt"),
+        "--ssl-ca-certfile", str(keys / AUTHORITY_FILE), "--ssl-certfile", str(keys / "server.crt"),
         "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth",
         "--database", str(folder.absolute() / "superlink.db"), "--disable-runtime-dependency-installation",
     ]  # fmt: skip
@@ -199,110 +241,29 @@ def _set_up_proxy_log(folder: Path) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request at INFO
 
 
-def _wait_until_healthy(address: str, tls: ssl.SSLContext, superlink: Subprocess, stop: Event) -> None:
-    deadline = time.monotonic() + _FLOWER_TIMEOUT
+def _wait_until_healthy(
+    folder: Path, address: str, tls: ssl.SSLContext, superlink: Subprocess, supervisor: Supervisor, stop: Event
+) -> None:
+    deadline = time.monotonic() + FLOWER_TIMEOUT
     while not is_healthy(address, tls) and not stop.wait(0.1):
         if superlink.returncode is not None or time.monotonic() > deadline:
-            raise DeployError("Flower's SuperLink did not start; see log/superlink.log.")
+            why = f"it {supervisor.describe_end(superlink.returncode)}"
+            if disk_of(folder).is_full:
+                why = describe_full_disk(folder)
+            raise DeployError(f"Flower's SuperLink did not start: {why}; see log/superlink.log.")
 
 
-def _stop_orphaned_runs(folder: Path) -> None:
-    """Stop the run of a server that was killed, so that it can be resumed before Flower's timeout of a minute."""
+def stop_orphaned_runs(folder: Path) -> None:
+    """Stop runs whose process was killed, so that one can be resumed before Flower's timeout of a minute.
+
+    >>> stop_orphaned_runs(Path("nowhere"))  # without a server, there is none
+    """
     with suppress(FedTailorError):
         for run, state in _run_states(folder).items():
             if state != "finished":
                 stop_run(folder, run)
 
 
-# ---- clients
-
-
-def _register_clients(
-    folder: Path, proxy: Proxy, registered: Mapping[str, EnrolledClient], say: Callable[[str], None]
-) -> dict[str, EnrolledClient]:
-    """Make Flower and the proxy accept exactly the enrolled clients, and return these."""
-    try:
-        clients = enrolled_clients(folder)
-        if clients == registered:
-            return clients
-        proxy.allow_only({name: client.public_key for name, client in clients.items() if not client.left})
-        nodes = {node.public_key: node for node in _nodes(folder)}
-        for name, client in clients.items():
-            key = _encode_key(client.public_key)
-            node = nodes.get(key)
-            if client.left and node is not None and node.status != _UNREGISTERED:
-                request = UnregisterNodeRequest(node_id=node.node_id)
-                _call(folder, "unregister-node", request, UnregisterNodeResponse)
-                say(f"'{name}' has left.")
-            elif not client.left and node is not None and node.status == _UNREGISTERED:
-                say(f"'{name}' has left before and its key is revoked; enroll it under another name.")
-            elif not client.left and (node is None or node.node_id != client.node_id):
-                clients[name] = _register_client(folder, name, key, node)
-                say(f"'{name}' can connect.")
-        return clients
-    except FedTailorError as error:
-        say(str(error))
-        return dict(registered)
-
-
-def _register_client(folder: Path, name: str, key: bytes, node: NodeInfo | None) -> EnrolledClient:
-    """Register a client's key with Flower, unless a crash prevented only the next step: saving its node ID."""
-    if node is None:
-        request = RegisterNodeRequest(public_key=key, name=name)
-        node_id = _call(folder, "register-node", request, RegisterNodeResponse).node_id
-    else:
-        node_id = node.node_id
-    updated = replace(enrolled_clients(folder)[name], node_id=node_id)
-    enroll(folder, {name: updated})
-    return updated
-
-
-def _encode_key(public_key: str) -> bytes:
-    """Return a public key as Flower stores it."""
-    return load_ssh_public_key(public_key.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def _nodes(folder: Path) -> list[NodeInfo]:
-    return list(_call(folder, "list-nodes", ListNodesRequest(), ListNodesResponse).nodes_info)
-
-
-# ---- requests to Flower
-
-
 def _run_states(folder: Path) -> dict[int, str]:
-    runs = _call(folder, "list-runs", ListRunsRequest(), ListRunsResponse).run_dict
+    runs = call_flower(folder, "list-runs", ListRunsRequest(), ListRunsResponse).run_dict
     return {run: description.status.status for run, description in runs.items()}
-
-
-def _call(folder: Path, name: str, request: Message, response_type: type[_Response]) -> _Response:
-    """Send a request to the control interface of the folder's server, and return the response."""
-    _check_started(folder)
-    address = read_text(folder / "home" / "address", "The server's address", 100)
-    headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
-    try:
-        response = httpx.post(
-            f"https://{address}/v1/control/{name}", content=request.SerializeToString(), headers=headers,
-            verify=_tls(folder), timeout=_FLOWER_TIMEOUT, trust_env=False,
-        )  # fmt: skip
-    except httpx.ConnectError as error:
-        raise DeployError(
-            f"The server for '{folder}' is not running; start it with: fedtailor deploy server {folder}."
-        ) from error
-    except httpx.HTTPError as error:
-        raise DeployError(f"The server for '{folder}' does not respond: {reason(error)}.") from error
-    if response.is_error:
-        rejection = FlowerError.from_json(response.text)
-        problem = response.reason_phrase if rejection is None else rejection.message.rstrip(".")
-        raise DeployError(f"Flower rejected the request '{name}': {problem}.")
-    parsed: _Response = response_type()
-    parsed.ParseFromString(response.content)
-    return parsed
-
-
-def _check_started(folder: Path) -> None:
-    if not (folder / "home" / "address").is_file():
-        raise DeployError(f"The server for '{folder}' has not been started; run: fedtailor deploy server {folder}.")
-
-
-def _tls(folder: Path) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=folder / "keys" / "authority.crt")
