@@ -12,7 +12,7 @@ import fedtailor as ft
 from conftest import error_message
 from fedtailor.cli import deploy
 from fedtailor.deploy.client import supernode
-from fedtailor.deploy.server import superlink
+from fedtailor.deploy.server import run_control, superlink
 from fedtailor.deploy.server.operator_folder import enrolled_clients, write_status
 from fedtailor.experiments.deployment import read_deployment
 from fedtailor.runs.files import folder_lock
@@ -142,6 +142,8 @@ def test_follow_prints_every_change_until_the_run_ends(operator: Path, monkeypat
     running: list[dict[str, Any]] = [{"state": "running", "round": n // 50, "rounds": 7} for n in range(100)]
     statuses = iter([*running, {"state": "finished"}])
     monkeypatch.setattr(superlink, "submit", lambda folder: 17)
+    monkeypatch.setattr(superlink, "stop_orphaned_runs", lambda folder: None)
+    monkeypatch.setattr(run_control, "_wait_for_end", lambda folder: None)
     monkeypatch.setattr(time, "sleep", lambda seconds: write_status(operator, next(statuses)))
     with folder_lock(operator / "home"), folder_lock(operator / "run"):  # the server and the run
         output = run("start", operator, "--follow")

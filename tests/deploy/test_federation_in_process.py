@@ -489,11 +489,14 @@ def test_resume_after_kill_keeps_clients_that_joined_late(create: Callable[..., 
     assert load_run(federation.folder / "run").info["clients"][2]["name"] == "cleo"
 
 
-def test_client_that_left_is_not_selected(create: Callable[..., InProcessFederation]) -> None:
+def test_client_that_leaves_in_a_round_is_not_used_or_selected_anymore(
+    create: Callable[..., InProcessFederation],
+) -> None:
     federation = create(method="fedapa")
     federation.grid.tamper = after("train", "1", "cleo", lambda: mark_as_left(federation.folder, "bob"))
     federation.run()
-    assert schedule_of(federation) == [[0, 1, 2], [0, 2], [0, 2]]
+    assert schedule_of(federation) == [[0, 2]] * 3
+    assert load_run(federation.folder / "run").records[0]["missed"] == {1: "it was suspended or has left"}
 
 
 @pytest.mark.parametrize(("problem", "text"), [("bundle", "other training settings"), ("data", "There is no file")])

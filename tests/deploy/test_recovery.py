@@ -189,7 +189,7 @@ def test_outlier_is_reported_and_suspended(
     federation.run()
     warnings = load_run(federation.folder / "run").records[0]["warnings"]
     assert warnings.keys() == {2} and "times as much as the median" in warnings[2]
-    assert read_status(federation.folder)["last_round"] == {"cleo": warnings[2]}
+    assert read_status(federation.folder)["warnings"] == {"cleo": warnings[2]}
     assert suspended_clients(federation.folder).keys() == {"cleo"}
 
 
@@ -234,7 +234,7 @@ def test_changed_numbers_of_samples_are_reported(create: Callable[..., InProcess
     count = len(clients(4).test[1])
     expected = {1: f"it now has {count - 1} test samples instead of {count}"}
     assert [line["warnings"] for line in load_run(federation.folder / "run").records] == [expected] * 3
-    assert read_status(federation.folder)["last_round"] == {"bob": expected[1]}
+    assert read_status(federation.folder)["warnings"] == {"bob": expected[1]}
 
 
 def test_reply_without_numbers_of_samples_is_rejected(create: Callable[..., InProcessFederation]) -> None:
