@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test test-slow bench pictures papers clean
+.PHONY: run test test-slow bench docs pictures papers clean
 
 RUNS := runs/make-run
 
@@ -39,6 +39,13 @@ bench: $(VENV)/installed-all
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/server.py
 	$(BIN)/python benchmarks/federation.py
+
+# the documentation site, in build/docs/html; tutorials are executed, and their outputs are kept for the next build
+docs: export OMP_NUM_THREADS = 1
+docs: $(VENV)/installed-all
+	$(BIN)/python docs/site/pages.py build/docs/source
+	$(BIN)/sphinx-build -W --keep-going -q -c docs/site -d build/docs/cache build/docs/source build/docs/html
+	@echo "Open build/docs/html/index.html"
 
 pictures: $(VENV)/installed-all
 	$(BIN)/python docs/pictures.py
