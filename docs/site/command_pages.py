@@ -10,8 +10,9 @@ from fedtailor.cli.main import app
 
 _INTRODUCTION = """# Command line
 
-`fedtailor COMMAND --help` prints the same. Every field of a method, a network, a data set, or an experiment is a flag, such as
-`--method.lr 0.05`; `fedtailor list methods NAME`, `fedtailor list networks NAME`, and `fedtailor list data NAME` show them.
+`fedtailor COMMAND --help` prints the same. Every field of a method, a network, a data set, or an experiment is a flag,
+such as `--method.lr 0.05`; `fedtailor list methods NAME`, `fedtailor list networks NAME`, and `fedtailor list data NAME`
+show them.
 """
 
 
@@ -43,9 +44,16 @@ def _section(path: list[str], command: click.Command) -> str:
         text += "\n| argument | description |\n|---|---|\n"
         text += "".join(f"| `{flag}` | {_cell(about)} |\n" for flag, about in options)
     if command.epilog:
-        lines = [line for line in command.epilog.splitlines() if line.strip()]
-        text += "\n```text\n" + "\n".join(lines) + "\n```\n"
+        text += _flags([line for line in command.epilog.splitlines() if line.strip()])
     return text
+
+
+def _flags(lines: list[str]) -> str:
+    """Return a table of lines such as "--rounds (20)  number of rounds", and the other lines as text."""
+    flags = [line.split("  ", 1) for line in lines if line.startswith("--") and "  " in line]
+    others = [line for line in lines if not (line.startswith("--") and "  " in line)]
+    table = "".join(f"| `{flag}` | {_cell(about)} |\n" for flag, about in flags)
+    return f"\n| flag (default) | description |\n|---|---|\n{table}\n```text\n" + "\n".join(others[1:]) + "\n```\n"
 
 
 def _cell(text: str) -> str:

@@ -18,6 +18,7 @@ suppress_warnings = ["mystnb.unknown_mime_type"]  # plotly's own format; its not
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 nb_execution_mode = "cache"
+nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_execution_show_tb = True
@@ -51,10 +52,11 @@ html_theme_options = {
     "footer_end": [],
 }
 html_context = {"default_mode": "auto"}
-html_sidebars: dict[str, list[str]] = dict.fromkeys(  # pages without pages below or beside them
-    ("getting_started", "concepts", "numbers", "faq", "coming_from", "security", "changelog", "contributing",
-     "architecture"), [],
+_SINGLE_PAGES = (  # without pages below or beside them
+    "getting_started", "concepts", "numbers", "faq", "coming_from", "security", "changelog", "contributing",
+    "architecture",
 )  # fmt: skip
+html_sidebars: dict[str, list[str]] = {page: [] for page in _SINGLE_PAGES}
 
 
 def convert_tables(app: Sphinx, kind: str, name: str, object: Any, options: Any, lines: list[str]) -> None:

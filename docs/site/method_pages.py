@@ -52,7 +52,9 @@ def _overview(name: str) -> str:
     }
     if kind().pools_data:
         del rows["personal models"], rows["global model"]
-    return f"## At a glance\n\n| {entry.display_name} | |\n|---|---|\n" + "".join(f"| {key} | {value} |\n" for key, value in rows.items())
+    return f"## At a glance\n\n| {entry.display_name} | |\n|---|---|\n" + "".join(
+        f"| {key} | {value} |\n" for key, value in rows.items()
+    )
 
 
 def _fields(name: str) -> str:

@@ -14,24 +14,30 @@ from os.path import relpath
 from pathlib import Path
 
 from command_pages import command_page
+from method_pages import method_page
+
 from fedtailor.methods import FAMILIES
 from fedtailor.methods.catalog import as_markdown, catalog
-from method_pages import method_page
 
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
-ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "ARCHITECTURE.md": "architecture.md"}
+ROOT_PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "ARCHITECTURE.md": "architecture.md",
+}
 OTHER_PAGES = {"README.md": "index.md"}  # what a link to a file leads to that is not a page itself
 ASSETS = {".svg", ".png"}
 
-# index page -> caption in the sidebar -> pages below it, with or without a short title; Sphinx warns about a page that is
-# missing here
+# index page -> caption in the sidebar -> pages below it, with or without a short title; Sphinx warns about a page that
+# is missing here
 NAVIGATION: dict[str, dict[str, list[str]]] = {
     "index": {
         "": [
             "Getting started <getting_started>", "concepts", "tutorials/index", "Guides <guides>",
             "Methods <methods/index>", "Papers <papers>", "reference/index",
-            "Numbers <numbers>", "Questions <faq>", "coming_from", "security", "changelog", "contributing", "architecture",
+            "Numbers <numbers>", "Questions <faq>", "coming_from", "security", "changelog", "contributing",
+            "architecture",
         ],
     },
     "tutorials/index": {
@@ -46,9 +52,13 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
         "Real federations": ["deploy", "heterogeneity", "channel"],
         "Results on real clients": ["heart", "tcga_brca", "natural_clients"],
     },
-    "papers": {"": ["FedAPA <papers/fedapa>", "FedAPM <papers/fedapm>", "FedLAG <papers/fedlag>", "Self-FL <papers/selffl>"]},
+    "papers": {
+        "": [
+            "FedAPA <papers/fedapa>", "FedAPM <papers/fedapm>", "FedLAG <papers/fedlag>", "Self-FL <papers/selffl>",
+        ]
+    },
     "methods/index": {
-        family: [f"{entry.display_name} <methods/{name}>" for name, entry in catalog().items() if entry.family == family]
+        family: [f"{one.display_name} <methods/{name}>" for name, one in catalog().items() if one.family == family]
         for family in FAMILIES
     },
     "reference/index": {"": ["reference/api", "reference/command_line"]},

@@ -69,5 +69,5 @@ def test_expand_joins_lines_and_replaces_variables(tmp_path: Path) -> None:
     "command", ["run --method fedavgg", "run --roundss 3", "compare fedavg --method.lr -1", "show X --formatt csv"]
 )
 def test_check_of_an_invalid_command_fails(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Exception, match="fedavgg|roundss|must be|No such option"):
+    with pytest.raises(Exception, match=r"fedavgg|roundss|must be|No such option"):
         check_command(command.split(), monkeypatch)

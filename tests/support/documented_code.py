@@ -30,7 +30,8 @@ from fedtailor.cli.main import app, main
 
 LANGUAGES = ("python", "bash", "toml", "yaml", "ini")
 _BLOCK = re.compile(
-    r"^(?:[ ]*<!-- not run: (?P<reason>[^>]+?) -->\n)?(?P<indent>[ ]*)```(?P<language>\w+)\n(?P<code>.*?)^(?P=indent)```",
+    r"^(?:[ ]*<!-- not run: (?P<reason>[^>]+?) -->\n)?"
+    r"(?P<indent>[ ]*)```(?P<language>\w+)\n(?P<code>.*?)^(?P=indent)```",
     re.DOTALL | re.MULTILINE,
 )
 _FILE = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
