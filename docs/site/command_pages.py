@@ -11,7 +11,7 @@ from fedtailor.cli.main import app
 _INTRODUCTION = """# Command line
 
 `fedtailor COMMAND --help` prints the same. Every field of a method, a network, a data set, or an experiment is a flag,
-such as `--method.lr 0.05`; `fedtailor list methods NAME`, `fedtailor list networks NAME`, and `fedtailor list data NAME`
+such as `--method.lr 0.05`. `fedtailor list methods NAME`, `... networks NAME`, and `... data NAME`
 show them.
 """
 
