@@ -44,7 +44,6 @@ _CHECKED_BEFORE = (  # what the commands call after they have parsed and checked
     "fedtailor.cli.deploy.flower_app.create_operator_folder",
 )
 _WITH_FLAGS = ("run", "compare", "sweep", "data get", "data convert", "paper run", "deploy init")
-_FEW = {"--rounds": 2, "--repeats": 2}  # what only costs time is reduced to this
 
 
 class _CheckedError(Exception):
@@ -144,11 +143,11 @@ def shorten(words: Sequence[str]) -> list[str]:
     >>> shorten(["compare", "fedavg"])
     ['compare', 'fedavg', '--rounds', '2']
     """
-    short, few = list(words), dict(_FEW)
+    short, few = list(words), {"--rounds": 2, "--repeats": 1 if "--folds" in words else 3}
     for position, word in enumerate(words[:-1]):
         if word in few:
-            short[position + 1] = str(min(few.pop(word), int(words[position + 1])))
-    return short + (["--rounds", "2"] if words[0] in ("run", "compare") and "--rounds" not in words else [])
+            short[position + 1] = str(min(few[word], int(words[position + 1])))
+    return short + (["--rounds", "2"] if words[0] in ("run", "compare", "sweep") and "--rounds" not in words else [])
 
 
 def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
