@@ -14,7 +14,7 @@ from support.documented_code import LANGUAGES, Block, check_command, expand, mak
 
 ROOT = Path(__file__).parents[2]
 PAGES = {str(page.relative_to(ROOT)): page for page in pages(ROOT)}
-FAST = ("README.md", "CONTRIBUTING.md", "docs/getting_started.md")
+FAST = ("README.md", "CONTRIBUTING.md")
 EXPERIMENT = '[method]\nname = "fedapm"\n'
 
 

@@ -18,15 +18,14 @@ from pathlib import Path
 from shutil import which
 from textwrap import dedent
 from typing import Any
-from unittest.mock import patch
 
 import click
 import pytest
 import typer
 
-from fedtailor.cli import listing
 from fedtailor.cli.deploy import deploy
 from fedtailor.cli.main import app, main
+from fedtailor.experiments.own_parts import build_data
 
 LANGUAGES = ("python", "bash", "toml", "yaml", "ini")
 _BLOCK = re.compile(
@@ -163,8 +162,8 @@ def check_command(words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None
     if " ".join(names) in _WITH_FLAGS and "--dry-run" not in words:
         for target in _CHECKED_BEFORE:
             monkeypatch.setattr(target, _stop)
-        build = listing.build_data
-        with patch.object(listing, "build_data", lambda *given: _stop(build(*given))), pytest.raises(_CheckedError):
+        monkeypatch.setattr("fedtailor.cli.listing.build_data", lambda *given: _stop(build_data(*given)))
+        with pytest.raises(_CheckedError):
             command.invoke(context)
 
 
