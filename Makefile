@@ -42,9 +42,10 @@ bench: $(VENV)/installed-all
 
 # the documentation site, in build/docs/html; tutorials are executed, and their outputs are kept for the next build
 docs: export OMP_NUM_THREADS = 1
+docs: export PATH := $(CURDIR)/$(BIN):$(PATH)
 docs: $(VENV)/installed-all
 	$(BIN)/python docs/site/pages.py build/docs/source
-	$(BIN)/sphinx-build -W --keep-going -q -c docs/site -d build/docs/cache build/docs/source build/docs/html
+	$(BIN)/sphinx-build -a -W --keep-going -q -c docs/site -d build/docs/cache build/docs/source build/docs/html
 	@echo "Open build/docs/html/index.html"
 
 pictures: $(VENV)/installed-all

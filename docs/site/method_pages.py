@@ -36,18 +36,20 @@ def _overview(name: str) -> str:
     kind, entry = METHODS[name], catalog()[name]
     method = kind()
     source = Path(getsourcefile(kind) or "").resolve().relative_to(ROOT).as_posix()
-    fixed = "; ".join(f"{field}: {why}" for field, why in kind.fixed_settings.items())
+    reasons = dict.fromkeys(kind.fixed_settings.values())
+    excluded = {why: [f"`{field}`" for field, other in kind.fixed_settings.items() if other == why] for why in reasons}
+    fixed = "; ".join(f"{', '.join(names)}: {why}" for why, names in excluded.items())
     rows = {
         "family": entry.family,
-        "a client receives in a round": entry.download,
-        "a client sends in a round": entry.upload,
-        "a client keeps between rounds": entry.client_state,
-        "a client that joins late starts with": entry.newcomer_start,
+        "a client receives": entry.download,
+        "a client sends": entry.upload,
+        "a client keeps": entry.client_state,
+        "a newcomer starts with": entry.newcomer_start,
         "personal models": "yes" if entry.personal else "no: all clients end with the same model",
         "global model": "yes: all clients also receive one whole model" if entry.has_global_model else "no",
-        "ranked by the moment": f"[`{method.ranking_moment}`](../numbers.md#which-moment-ranks-a-method)",
-        "clients with different networks": "yes" if kind.mixed_architectures else "no",
-        "settings that its equations exclude": fixed or "none",
+        "ranked as": f"[`{method.ranking_moment}`](../numbers.md#which-moment-ranks-a-method)",
+        "different networks": "yes" if kind.mixed_architectures else "no",
+        "settings it excludes": fixed or "none",
         "source": f"[{source}](../../{source})",
     }
     if kind().pools_data:
