@@ -45,6 +45,7 @@ docs: export OMP_NUM_THREADS = 1
 docs: export PATH := $(CURDIR)/$(BIN):$(PATH)
 docs: $(VENV)/installed-all
 	$(BIN)/python docs/site/pages.py build/docs/source
+	rm -rf build/docs/html
 	$(BIN)/sphinx-build -a -W --keep-going -q -c docs/site -d build/docs/cache build/docs/source build/docs/html
 	@echo "Open build/docs/html/index.html"
 

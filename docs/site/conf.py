@@ -1,5 +1,6 @@
 """Sphinx configuration of the documentation site. `make docs` builds it from the pages that `pages.py` collects."""
 
+from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -26,6 +27,7 @@ nb_execution_show_tb = True
 # Docstrings are plain text with `code` in single backticks.
 default_role = "code"
 autosummary_generate = True
+templates_path = [str(Path(__file__).parent / "templates")]  # autosummary looks in the pages' folder otherwise
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -59,6 +61,9 @@ _SINGLE_PAGES = (  # without pages below or beside them
 html_sidebars: dict[str, list[str]] = {page: [] for page in _SINGLE_PAGES}
 
 
+_attributes: dict[str, list[str]] = {}  # name -> lines of the docstring
+
+
 def convert_tables(app: Sphinx, kind: str, name: str, object: Any, options: Any, lines: list[str]) -> None:
     """Make list tables of the Markdown tables in a docstring."""
     converted = list[str]()
@@ -73,5 +78,13 @@ def convert_tables(app: Sphinx, kind: str, name: str, object: Any, options: Any,
     lines[:] = converted
 
 
+def keep_attribute(app: Sphinx, kind: str, name: str, object: Any, options: Any, lines: list[str]) -> None:
+    """Keep the docstring of an attribute as it is, because napoleon takes what is before a colon for its type."""
+    if kind in ("attribute", "property", "data"):
+        lines[:] = _attributes.setdefault(name, list(lines))
+
+
 def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", convert_tables)
+    app.connect("autodoc-process-docstring", keep_attribute, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", keep_attribute, priority=600)  # after napoleon
