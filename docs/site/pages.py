@@ -98,7 +98,7 @@ def collect(target: Path) -> None:
             _write(target / path.relative_to(DOCS), path.read_bytes())
             written |= {target / path.relative_to(DOCS)}
     for path in target.rglob("*"):
-        if path.is_file() and path not in written and "generated" not in path.parts:
+        if path.is_file() and path not in written:
             path.unlink()
 
 
