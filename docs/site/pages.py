@@ -62,7 +62,10 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
         for family in FAMILIES
     },
     "reference/index": {"": ["reference/api", "reference/command_line"]},
-    "papers/selffl": {"": ["papers/selffl/captions"]},
+    **{
+        f"papers/{figures.parent.name}": {"": [f"papers/{figures.parent.name}/captions"]}
+        for figures in (DOCS / "papers").glob("*/captions.md")
+    },
 }  # fmt: skip
 
 _FENCED = re.compile(r"(^ *(?:```|~~~).*?^ *(?:```|~~~)[^\S\n]*$)", re.DOTALL | re.MULTILINE)
