@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 
-.PHONY: run test test-slow bench pictures papers dist clean
+.PHONY: run test test-slow bench docs pictures papers dist clean
 
 RUNS := runs/make-run
 
@@ -39,6 +39,15 @@ bench: $(VENV)/installed-all
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/server.py
 	$(BIN)/python benchmarks/federation.py
+
+# the documentation site, in build/docs/html; tutorials are executed, and their outputs are kept for the next build
+docs: export OMP_NUM_THREADS = 1
+docs: export PATH := $(CURDIR)/$(BIN):$(PATH)
+docs: $(VENV)/installed-all
+	$(BIN)/python docs/site/pages.py build/docs/source
+	rm -rf build/docs/html
+	$(BIN)/sphinx-build -a -W --keep-going -q -c docs/site -d build/docs/cache build/docs/source build/docs/html
+	@echo "Open build/docs/html/index.html"
 
 pictures: $(VENV)/installed-all
 	$(BIN)/python docs/pictures.py

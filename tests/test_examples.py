@@ -1,4 +1,4 @@
-"""Tests of the examples and of the code blocks in the documentation."""
+"""Examples, and pages of methods and papers that are written by hand."""
 
 import dataclasses
 import re
@@ -6,7 +6,6 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -77,23 +76,3 @@ def test_page_of_a_paper_has_its_claims_and_tables(name: str) -> None:
     assert all(f"- {choice.what}: " in text for choice in paper.choices)
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         assert (ROOT / "docs" / "papers" / target).is_file(), target
-
-
-GUIDES = (
-    "compare", "data", "engines", "methods/averaged", "methods/selffl", "runs", "channel", "deploy", "models", "report",
-    "trackers", "notebooks", "numbers", "networks", "training", "losses", "splits", "heart", "papers", "tables",
-    "hospitals", "cluster", "robust", "papers/fedapa", "papers/fedapm", "papers/fedlag",
-)  # fmt: skip
-PAGES = ["README", "CONTRIBUTING", *(f"docs/{page}" for page in GUIDES)]
-
-
-@pytest.mark.parametrize(
-    "page", [p if p in PAGES[:2] else pytest.param(p, marks=pytest.mark.slow) for p in (*PAGES, "docs/heterogeneity")]
-)
-def test_python_blocks_in_documentation_run(page: str, tmp_path: Path) -> None:
-    blocks = re.findall(r"^ *```python\n(.*?)```", (ROOT / f"{page}.md").read_text(), re.DOTALL | re.MULTILINE)
-    assert blocks
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(dedent(block) for block in blocks))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr

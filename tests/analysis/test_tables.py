@@ -152,3 +152,10 @@ def test_comparison_counts_clients_that_gain_beyond_their_test_samples() -> None
         run.info["clients"] = [{**client, "test": 100} for client in run.info["clients"]]
     found = rows(score_table(compare_runs(runs)))
     assert found["FedPer"][3] == "50 %" and found["Local training"][3] == ""
+
+
+def test_text_of_a_table_displays_nothing_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    displayed: list[object] = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *parts: displayed.append(parts))
+    assert "method" in to_text(Table("method")) and not displayed

@@ -22,10 +22,10 @@ def test_catalog_entry_of_each_method_is_complete(name: str) -> None:
     assert entry.download and entry.upload and entry.client_state
 
 
-def test_index_page_equals_generated_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_page_equals_generated_catalog() -> None:
     """Regenerate the page with python -m fedtailor.methods.catalog > docs/methods/index.md."""
-    monkeypatch.chdir(ROOT)
-    assert (ROOT / "docs/methods/index.md").read_text() == as_markdown()
+    pages = {path.stem for path in (ROOT / "docs/methods").glob("*.md")}
+    assert (ROOT / "docs/methods/index.md").read_text() == as_markdown(pages)
 
 
 def test_index_page_links_all_method_pages() -> None:

@@ -27,7 +27,7 @@ def to_text(table: Table, width: int = 100) -> str:
     >>> "FedAvg" in to_text(table)
     True
     """
-    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False, force_jupyter=False)
     with console.capture() as capture:
         console.print(table)
     return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())

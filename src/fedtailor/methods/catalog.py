@@ -1,6 +1,7 @@
 """Catalog of all methods, generated from the registry: paper, communication, client state, and late-joining clients."""
 
 import sys
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,15 +53,14 @@ def make_entry(method: type[Method], family: str) -> Entry:
     return Entry(*described, **texts, personal=method.personal, has_global_model=has_global_model)
 
 
-def as_markdown() -> str:
-    """Return the page of all methods as Markdown: one table, grouped by family."""
+def as_markdown(pages: Container[str]) -> str:
+    """Return the page of all methods as Markdown: one table, grouped by family. Methods in `pages` are links."""
     rows, family = [_COLUMNS, ["---"] * len(_COLUMNS)], ""
     for name, entry in catalog().items():
         if entry.family != family:
             family = entry.family
             rows.append([f"**{family}**", *[""] * (len(_COLUMNS) - 1)])
-        page = Path("docs/methods") / f"{name}.md"
-        method = f"[{entry.display_name}]({page.name})" if page.is_file() else entry.display_name
+        method = f"[{entry.display_name}]({name}.md)" if name in pages else entry.display_name
         columns = [entry.paper, entry.download, entry.upload, entry.client_state, entry.newcomer_start]
         rows.append(
             [
@@ -87,4 +87,4 @@ def catalog() -> dict[str, Entry]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(as_markdown())
+    sys.stdout.write(as_markdown({path.stem for path in Path("docs/methods").glob("*.md")}))
