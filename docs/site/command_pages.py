@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import click
 import typer
 
+from fedtailor.cli.app import app
 from fedtailor.cli.deploy import deploy
-from fedtailor.cli.main import app
 
 _INTRODUCTION = """# Command line
 

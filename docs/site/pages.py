@@ -34,7 +34,8 @@ ASSETS = {".svg", ".png"}
 NAVIGATION: dict[str, dict[str, list[str]]] = {
     "index": {
         "": [
-            "Getting started <getting_started>", "Installation <install>", "concepts", "tutorials/index", "Guides <guides>",
+            "Getting started <getting_started>", "Installation <install>", "concepts", "tutorials/index",
+            "Guides <guides>",
             "Methods <methods/index>", "Papers <papers>", "reference/index",
             "Numbers <numbers>", "Questions <faq>", "coming_from", "security", "changelog", "contributing",
             "architecture",

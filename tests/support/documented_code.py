@@ -23,8 +23,9 @@ import click
 import pytest
 import typer
 
+from fedtailor.cli.app import app
 from fedtailor.cli.deploy import deploy
-from fedtailor.cli.main import app, main
+from fedtailor.cli.main import main
 from fedtailor.experiments.own_parts import build_data
 
 LANGUAGES = ("python", "bash", "toml", "yaml", "ini")
