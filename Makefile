@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 
-.PHONY: run test test-slow bench docs pictures papers dist clean
+.PHONY: run test test-slow bench soak docs pictures papers dist clean
 
 RUNS := runs/make-run
 
@@ -53,6 +53,10 @@ pictures: $(VENV)/installed-all
 	$(BIN)/python docs/pictures.py
 	$(BIN)/python docs/screens.py
 	$(BIN)/python -m fedtailor.methods.catalog > docs/methods/index.md
+
+# half an hour of kills, cuts, and slow links in a federation of real processes; the result is kept in benchmarks/results
+soak: $(VENV)/installed-all
+	PYTHONPATH=tests $(BIN)/python benchmarks/soak.py
 
 # the verdicts, tables, and pictures of docs/papers, from results/papers
 papers: $(VENV)/installed-all

@@ -207,11 +207,15 @@ class Federation:
     def bundle(self, name: str) -> Path:
         return self.operator / "bundles" / f"{name}.tar"
 
-    def start_server(self) -> DeployCommand:
-        """Start the operator's server and wait until it serves."""
+    def launch_server(self) -> DeployCommand:
+        """Start the operator's server."""
         path = write_sitecustomize(let_deadline_pass, self.folder / let_deadline_pass.__name__)
         env = {"LATE_FILE": str(self.folder / "late"), "PYTHONPATH": path}
-        server = self._start("server", ["server", str(self.operator)], env)
+        return self._start("server", ["server", str(self.operator)], env)
+
+    def start_server(self) -> DeployCommand:
+        """Start the operator's server and wait until it serves."""
+        server = self.launch_server()
         self.wait_for_server()
         return server
 

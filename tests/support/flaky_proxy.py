@@ -1,4 +1,4 @@
-"""A TCP proxy between clients and a server that can drop all traffic, and record it."""
+"""A TCP proxy between clients and a server that can drop all traffic, slow it down, and record it."""
 
 import asyncio
 import ssl
@@ -21,6 +21,7 @@ class FlakyProxy:
         self.down: list[bytearray] = []
         self._target, self._keys = port, keys
         self._outages = 0
+        self._pause = 0.0  # seconds per byte
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -34,6 +35,10 @@ class FlakyProxy:
 
     def reconnect(self) -> None:
         self._loop.call_soon_threadsafe(self._connected.set)
+
+    def limit_rate(self, bytes_per_second: float | None) -> None:
+        """Slow down each connection in each direction, or stop doing so."""
+        self._pause = 0.0 if bytes_per_second is None else 1 / bytes_per_second
 
     def close(self) -> None:
         self._run(self._stop())
@@ -87,6 +92,7 @@ class FlakyProxy:
     ) -> None:
         with suppress(OSError):
             while data := await source.read(2**16):
+                await asyncio.sleep(self._pause * len(data))
                 if self._outages != outages:
                     await asyncio.Event().wait()  # forever
                 sink.write(data)
