@@ -158,7 +158,7 @@ def test_record_that_cannot_be_opened_is_read_later(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(RecordTail, "read", fail)
         monitor, found = read_runs(tmp_path)
-        assert found["run"].state == "unreadable" and "Too many open files" in found["run"].message
+        assert found["run"].state == "unreadable" and "too many files and connections open" in found["run"].message
     while monitor.poll():
         pass
     assert found["run"].state == "finished"

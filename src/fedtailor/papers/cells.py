@@ -40,6 +40,8 @@ class Setup:
         config = {k: v for k, v in asdict(self.config).items() if k not in _WITHOUT_EFFECT}
         if self.config.precision == "float32":  # full precision: mixed precision is off
             del config["precision"]
+        if not self.config.robust.is_on:
+            del config["robust"]
         data = {k: v for k, v in asdict(self.data).items() if k not in ("seed", "folder")}
         network = {"name": _network_name(self.network), **asdict(self.network)}
         parts = {"method": _describe_method(self.method), "data": {"name": self.data.name, **data}, "network": network}
