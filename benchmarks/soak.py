@@ -137,7 +137,7 @@ class Soak:
                 self.launch(name)
 
     def _note_stop(self, status: dict[str, Any]) -> None:
-        reason = str(status.get("reason", ""))
+        reason = str(status.get("reason", "")).replace(f"{self.deployed.folder}/", "")
         if status.get("state") == "stopped" and self.stopped[-1:] != [reason]:
             self.stopped.append(reason)
             print("stopped:", reason, flush=True)
