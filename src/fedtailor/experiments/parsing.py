@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from pydantic import FailFast, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
-from fedtailor.core.code_reference import is_reference
+from fedtailor.core.code_reference import PARTS, is_reference
 from fedtailor.core.fields import help_texts
 from fedtailor.core.method import Method
 from fedtailor.errors import ConfigError, unknown_name
@@ -96,7 +96,7 @@ def build_named(
         raise ConfigError(f"The {part} has fields but no name; add {part}.name, one of {', '.join(known)}.")
     if name is None:
         return None
-    if is_reference(name):
+    if is_reference(name) and part.partition(".")[0] in PARTS:
         return build_dataclass(consent.load_method(part, name), settings, name, part, consent)
     if name not in known:
         raise unknown_name(part, name, known)
