@@ -38,9 +38,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from starlette.types import Receive, Scope, Send
 
 from fedtailor.deploy.keys import make_keys, open_bundle
-from fedtailor.deploy.server.listener import bind, run_proxy
 from fedtailor.deploy.server.operator_folder import enrolled_clients
-from fedtailor.deploy.server.proxy import Proxy
+from fedtailor.deploy.server.proxy.listener import bind, run_proxy
+from fedtailor.deploy.server.proxy.proxy import Proxy
 from fedtailor.experiments.deployment import Deployment, write_deployment
 
 ATTACKER, OTHER = "127.0.0.1", "127.0.0.2"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fedtailor.deploy.server.admission import Admission, Connection
-from fedtailor.deploy.server.event_log import EventLog
-from fedtailor.deploy.server.limits import Limits
-from fedtailor.deploy.server.listener import raise_descriptor_limit
+from fedtailor.deploy.server.proxy.admission import Admission, Connection
+from fedtailor.deploy.server.proxy.event_log import EventLog
+from fedtailor.deploy.server.proxy.limits import Limits
+from fedtailor.deploy.server.proxy.listener import raise_descriptor_limit
 from support.federation_processes import TIMEOUT, wait_until
 from support.proxied_superlink import FLEET, LIMITS, FakeSuperLink, SigningClient, prepare, proxy_before, serve_fake
 

@@ -16,7 +16,7 @@ from fedtailor.deploy.keys import make_keys
 from fedtailor.deploy.selftest import read_personal_model, run_selftest
 from fedtailor.deploy.server import superlink
 from fedtailor.deploy.server.operator_folder import enroll, enrolled_clients, read_status
-from fedtailor.deploy.server.state import read_state
+from fedtailor.deploy.server.state.state import read_state
 from fedtailor.experiments.deployment import write_deployment
 from fedtailor.runs.run import MOMENTS
 from fedtailor.runs.serialization import unpack

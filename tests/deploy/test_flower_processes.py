@@ -24,7 +24,7 @@ from fedtailor.deploy.keys import Bundle, renew_client_key
 from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.server import registration, superlink
 from fedtailor.deploy.server.operator_folder import EnrolledClient, enrolled_clients, mark_as_left
-from fedtailor.deploy.server.proxy import Proxy
+from fedtailor.deploy.server.proxy.proxy import Proxy
 from fedtailor.deploy.subprocesses import (
     Subprocess,
     find_processes,

@@ -16,10 +16,10 @@ from flwr.proto.node_pb2 import Node
 
 from conftest import error_message
 from fedtailor.deploy.keys import renew_server_certificate
-from fedtailor.deploy.server.listener import bind, run_proxy
 from fedtailor.deploy.server.operator_folder import enrolled_clients
-from fedtailor.deploy.server.proxy import Proxy
-from fedtailor.deploy.server.refusals import find_refusal
+from fedtailor.deploy.server.proxy.listener import bind, run_proxy
+from fedtailor.deploy.server.proxy.proxy import Proxy
+from fedtailor.deploy.server.proxy.refusals import find_refusal
 from support.federation_processes import wait_until
 from support.proxied_superlink import FLEET, LIMITS, FakeSuperLink, SigningClient, prepare, proxy_before, serve_fake
 

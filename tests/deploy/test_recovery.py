@@ -20,7 +20,7 @@ from conftest import error_message
 from fedtailor.core.trees import map_leaves
 from fedtailor.deploy.messages import from_record, to_record
 from fedtailor.deploy.server.operator_folder import EnrolledClient, enroll, read_status
-from fedtailor.deploy.server.refusals import write_refusal
+from fedtailor.deploy.server.proxy.refusals import write_refusal
 from fedtailor.deploy.server.run_control import roll_back_run
 from fedtailor.deploy.server.suspension import count_problems, reinstate, suspend, suspended_clients
 from fedtailor.experiments.deployment import read_deployment

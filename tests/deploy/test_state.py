@@ -26,13 +26,14 @@ from fedtailor.deploy import certificates, log_format
 from fedtailor.deploy.client.server_certificate import certificate_warnings
 from fedtailor.deploy.keys import make_keys, open_bundle, renew_server_certificate
 from fedtailor.deploy.process_ends import exit_code
-from fedtailor.deploy.server import server_record, superlink, supervisor
-from fedtailor.deploy.server.metrics import Metric, metrics_of, to_text
-from fedtailor.deploy.server.monitoring import serve_monitoring
+from fedtailor.deploy.server import superlink
 from fedtailor.deploy.server.operator_folder import read_status, write_status
-from fedtailor.deploy.server.server_record import ServerRecord, write_server_record
-from fedtailor.deploy.server.state import FORMAT, FederationState, read_state
-from fedtailor.deploy.server.supervisor import Supervisor, supervised
+from fedtailor.deploy.server.state import server_record, supervisor
+from fedtailor.deploy.server.state.metrics import Metric, metrics_of, to_text
+from fedtailor.deploy.server.state.monitoring import serve_monitoring
+from fedtailor.deploy.server.state.server_record import ServerRecord, write_server_record
+from fedtailor.deploy.server.state.state import FORMAT, FederationState, read_state
+from fedtailor.deploy.server.state.supervisor import Supervisor, supervised
 from fedtailor.errors import DeployError
 from fedtailor.experiments.deployment import Deployment, write_deployment
 from fedtailor.runs import checkpoint
@@ -97,7 +98,7 @@ def test_killed_by_the_system_for_lack_of_memory_is_told_apart(folder: Path, mon
     with running_server(folder, memory_kills=4), run_process(folder) as process:
         process.kill()
         wait_until(lambda: exit_code(process.pid) is not None, "the process ends")
-        monkeypatch.setattr("fedtailor.deploy.server.state.memory_kills", lambda: 5)
+        monkeypatch.setattr("fedtailor.deploy.server.state.state.memory_kills", lambda: 5)
         assert "killed by the system because memory ran out" in read_state(folder).run["reason"]
 
 
@@ -166,7 +167,7 @@ def test_supervisor_ends_run_and_keeps_reason_until_it_can_be_written(
 def test_supervisor_repeats_a_problem_daily(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shorten(folder, monkeypatch, days=10)
     said, now = list[str](), [0.0]
-    monkeypatch.setattr("fedtailor.deploy.server.supervisor.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedtailor.deploy.server.state.supervisor.time.monotonic", lambda: now[0])
     with folder_lock(folder / "home"):
         watching = Supervisor(folder, said.append)
         for seconds in (0, 1, 3600, 86_399, 86_401, 86_402):

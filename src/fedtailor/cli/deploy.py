@@ -36,7 +36,7 @@ from fedtailor.deploy.server.operator_folder import (
     mark_as_left,
 )
 from fedtailor.deploy.server.run_control import RunSupervisor, start_run, stop_run
-from fedtailor.deploy.server.state import read_state
+from fedtailor.deploy.server.state.state import read_state
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployed_code import named_code
 from fedtailor.experiments.deployment import SIMULATION_SETTINGS, Deployment

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedtailor.cli.output import out, print_line
-from fedtailor.deploy.server.state import ClientState, FederationState, read_state
+from fedtailor.deploy.server.state.state import ClientState, FederationState, read_state
 from fedtailor.errors import DeployError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)

@@ -20,7 +20,7 @@ from fedtailor.deploy.client.client_folder import worker_file
 from fedtailor.deploy.client.server_certificate import certificate_warnings
 from fedtailor.deploy.keys import Bundle, read_bundle
 from fedtailor.deploy.process_ends import describe_exit, memory_kills
-from fedtailor.deploy.server.proxy import ERROR_CODE
+from fedtailor.deploy.server.proxy.proxy import ERROR_CODE
 from fedtailor.deploy.subprocesses import (
     Subprocess,
     exclusive,

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from fedtailor.deploy.server.disk import describe_full_disk, is_disk_full
 from fedtailor.deploy.server.flower_clients import FlowerClients
 from fedtailor.deploy.server.mailbox import Mailbox
 from fedtailor.deploy.server.membership import Member, Membership
 from fedtailor.deploy.server.round_totals import add_round
+from fedtailor.deploy.server.state.disk import describe_full_disk, is_disk_full
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import deployment_digest, read_operator_deployment
 from fedtailor.runs.checkpoint import Checkpoint

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from fedtailor.core.untrusted_input import sanitize
 from fedtailor.deploy.server.operator_folder import enrolled_clients
-from fedtailor.deploy.server.refusals import find_refusal
+from fedtailor.deploy.server.proxy.refusals import find_refusal
 from fedtailor.deploy.server.suspension import active_clients
 from fedtailor.errors import reason
 

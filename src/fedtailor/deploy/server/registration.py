@@ -15,7 +15,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from fedtailor.deploy.server.control import call_flower, list_nodes
 from fedtailor.deploy.server.operator_folder import EnrolledClient, enroll, enrolled_clients
-from fedtailor.deploy.server.proxy import Proxy
+from fedtailor.deploy.server.proxy.proxy import Proxy
 from fedtailor.errors import FedTailorError
 
 _ONLINE, _UNREGISTERED = "online", "unregistered"

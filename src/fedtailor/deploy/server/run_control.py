@@ -13,7 +13,7 @@ from fedtailor.core.untrusted_input import read_text
 from fedtailor.deploy.server import superlink
 from fedtailor.deploy.server.intent import Intent, read_intent, write_intent
 from fedtailor.deploy.server.operator_folder import enrolled_clients, read_status, write_status
-from fedtailor.deploy.server.state import read_state
+from fedtailor.deploy.server.state.state import read_state
 from fedtailor.errors import DeployError, FedTailorError, RunError, reason
 from fedtailor.experiments.deployment import read_operator_deployment
 from fedtailor.runs.checkpoint import Checkpoint

@@ -26,15 +26,15 @@ from fedtailor.deploy.certificates import AUTHORITY_FILE, certify_server, make_a
 from fedtailor.deploy.dummy_client import preview_payload
 from fedtailor.deploy.expiry import expiry_times, has_expired
 from fedtailor.deploy.server.control import FLOWER_TIMEOUT, call_flower, check_started, list_nodes, superlink_tls
-from fedtailor.deploy.server.disk import describe_full_disk, disk_of
-from fedtailor.deploy.server.limits import Limits
-from fedtailor.deploy.server.listener import bind, raise_descriptor_limit, run_proxy
-from fedtailor.deploy.server.monitoring import serve_monitoring
 from fedtailor.deploy.server.operator_folder import enrolled_clients
-from fedtailor.deploy.server.proxy import Proxy
-from fedtailor.deploy.server.refusals import write_refusal
+from fedtailor.deploy.server.proxy.limits import Limits
+from fedtailor.deploy.server.proxy.listener import bind, raise_descriptor_limit, run_proxy
+from fedtailor.deploy.server.proxy.proxy import Proxy
+from fedtailor.deploy.server.proxy.refusals import write_refusal
 from fedtailor.deploy.server.registration import register_clients
-from fedtailor.deploy.server.supervisor import Supervisor, supervised
+from fedtailor.deploy.server.state.disk import describe_full_disk, disk_of
+from fedtailor.deploy.server.state.monitoring import serve_monitoring
+from fedtailor.deploy.server.state.supervisor import Supervisor, supervised
 from fedtailor.deploy.subprocesses import (
     Subprocess,
     exclusive,

@@ -22,10 +22,10 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fedtailor.deploy.server.admission import Admission, Connection, address_of
-from fedtailor.deploy.server.certificate_reload import certificate_reloader
-from fedtailor.deploy.server.event_log import EventLog, proxy_events
-from fedtailor.deploy.server.proxy import MAX_HEADER_BYTES, Proxy
+from fedtailor.deploy.server.proxy.admission import Admission, Connection, address_of
+from fedtailor.deploy.server.proxy.certificate_reload import certificate_reloader
+from fedtailor.deploy.server.proxy.event_log import EventLog, proxy_events
+from fedtailor.deploy.server.proxy.proxy import MAX_HEADER_BYTES, Proxy
 from fedtailor.errors import DeployError, reason
 
 log = logging.getLogger("fedtailor.proxy")

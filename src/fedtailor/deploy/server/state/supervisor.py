@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from fedtailor.deploy.process_ends import describe_exit, memory_kills
-from fedtailor.deploy.server.disk import describe_full_disk, is_disk_full
 from fedtailor.deploy.server.operator_folder import read_status, write_status
-from fedtailor.deploy.server.server_record import (
+from fedtailor.deploy.server.state.disk import describe_full_disk, is_disk_full
+from fedtailor.deploy.server.state.server_record import (
     ServerRecord,
     describe_end,
     read_server_record,
     show_life,
     write_server_record,
 )
-from fedtailor.deploy.server.state import ACTIVE, read_state
+from fedtailor.deploy.server.state.state import ACTIVE, read_state
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.runs.files import is_locked
 

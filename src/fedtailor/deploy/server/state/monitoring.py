@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from fedtailor.deploy.server.metrics import CONTENT_TYPE, metrics_of, to_text
-from fedtailor.deploy.server.state import FederationState, read_state
+from fedtailor.deploy.server.state.metrics import CONTENT_TYPE, metrics_of, to_text
+from fedtailor.deploy.server.state.state import FederationState, read_state
 from fedtailor.errors import DeployError, FedTailorError
 from fedtailor.experiments.deployment import split_monitoring_address
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedtailor.deploy.expiry import days_left
-from fedtailor.deploy.server.state import ACTIVE, FederationState
+from fedtailor.deploy.server.state.state import ACTIVE, FederationState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _STATES = ("not started", *ACTIVE, "stopped", "finished")

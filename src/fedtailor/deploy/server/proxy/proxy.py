@@ -26,7 +26,7 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from starlette.types import Receive, Scope, Send
 
-from fedtailor.deploy.server.limits import Limits
+from fedtailor.deploy.server.proxy.limits import Limits
 from fedtailor.errors import DeployError, reason
 
 ERROR_CODE = 0  # of errors from the proxy; Flower's error codes start at 1

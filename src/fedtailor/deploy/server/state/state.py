@@ -14,10 +14,10 @@ from typing import Any
 
 from fedtailor.deploy.expiry import days_left, expiry_sentence, expiry_times
 from fedtailor.deploy.process_ends import describe_exit, exit_code, memory_kills
-from fedtailor.deploy.server.disk import Disk, describe_full_disk, disk_of, format_bytes
 from fedtailor.deploy.server.intent import read_intent
 from fedtailor.deploy.server.operator_folder import EnrolledClient, enrolled_clients, read_status
-from fedtailor.deploy.server.server_record import (
+from fedtailor.deploy.server.state.disk import Disk, describe_full_disk, disk_of, format_bytes
+from fedtailor.deploy.server.state.server_record import (
     ServerRecord,
     describe_end,
     is_server_running,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from ipaddress import ip_address
 
-from fedtailor.deploy.server.limits import Limits
+from fedtailor.deploy.server.proxy.limits import Limits
 
 _ADDRESSES_PER_CLIENT = 8  # the last ones that it used
 _TOO_MANY = "has too many connections without a signed request; the oldest are closed"
