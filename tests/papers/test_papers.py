@@ -12,6 +12,7 @@ import pytest
 
 from fedtailor.errors import ConfigError
 from fedtailor.methods import METHODS
+from fedtailor.networks import network
 from fedtailor.papers import jobs
 from fedtailor.papers.__main__ import main
 from fedtailor.papers.cells import Cell, make_cells
@@ -20,6 +21,7 @@ from fedtailor.papers.overview import failure_lines, note_lines, show_rows, summ
 from fedtailor.papers.running import CellResult, compare, make_jobs, read_done, run, run_job, select_cells
 from fedtailor.progress import OnRoundEnd
 from fedtailor.tasks.choice import choose_runner
+from fedtailor.training.simulate import train
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,7 +62,8 @@ def test_every_definition_fits_the_registries(name: str) -> None:
             assert cell.printed is not None or cell.row.ours or not cell.row.values or cell.missing
             if not cell.missing:
                 config = cell.setup.config
-                assert cell.column.metric in [*(config.metrics or []), *["train_loss"] * config.evaluate_train]
+                assert cell.column.metric in [*(config.metrics or []), "train_loss"]
+                assert cell.column.metric != "train_loss" or config.evaluate_every == 1
                 assert cell.setup.config.rounds
         added = [row.method for row in table.all_rows if row.ours]
         assert table.missing or not table.baselines or added[-4:] == ["local", "local", "fedavgft", "averaged"]
@@ -172,14 +175,26 @@ def test_variants_are_tables_of_their_own() -> None:
     assert not paper[0].table.variant
 
 
-def test_values_at_a_round_and_lowest_training_loss(tmp_path: Path) -> None:
-    override = [*TINY[1:], "rounds=12", "evaluate_every=5"]
+def test_training_loss_of_the_figures_needs_no_evaluation_of_training_samples(tmp_path: Path) -> None:
+    override = [*TINY[1:], "rounds=10", "participation=0.5"]
+    cells = select_cells("fedapm", "figure-7", ["C=0.5"], override)
     run("fedapm", "figure-7", only=["C=0.5"], seeds=[0], results=tmp_path / "r.jsonl", override=override)
     (result,) = read_done(tmp_path / "r.jsonl").values()
-    loss = result["scores"]["train_loss_trained/weighted"]
-    assert loss["best"] == min(loss["last"], loss["best"], loss["round_10"])
-    shown = compare(select_cells("fedapm", "figure-7", ["C=0.5"], override), read_done(tmp_path / "r.jsonl"))
-    assert [one.scores for one in shown] == [(pytest.approx(48.4 * loss["round_10"]),), (), (), (), ()]
+    setup = cells[0].setup
+    fed, config = setup.data.load(), replace(setup.config, seed=0, device="cpu", evaluate_train=True)
+    records = train(config, setup.method, network("mlp", fed), fed).records
+    assert {client for record in records for client in record["clients"]} == {0, 1, 2, 3}
+    expected = records[-1]["train_loss_trained"]
+    assert result["scores"]["train_loss_trained/weighted"]["round_10"] == pytest.approx(expected, abs=1e-5)
+    shown = compare(cells, read_done(tmp_path / "r.jsonl"))
+    assert [one.scores for one in shown] == [(pytest.approx(48.4 * expected, abs=1e-3),), (), (), (), ()]
+
+
+def test_no_training_loss_between_evaluations(tmp_path: Path) -> None:
+    override = [*TINY[1:], "rounds=10", "evaluate_every=5"]
+    run("fedapm", "figure-7", only=["C=0.5"], seeds=[0], results=tmp_path / "r.jsonl", override=override)
+    (result,) = read_done(tmp_path / "r.jsonl").values()
+    assert not [name for name in result["scores"] if name.startswith("train_loss")]
 
 
 def test_unknown_key_in_a_definition() -> None:

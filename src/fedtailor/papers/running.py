@@ -1,7 +1,7 @@
 """Run the cells of a paper's tables, and compare their scores with the printed ones."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
@@ -26,8 +26,9 @@ from fedtailor.papers.cells import Cell, Setup, make_cells, parse_overrides
 from fedtailor.papers.definition import CURVE_ROUNDS, load_paper
 from fedtailor.papers.jobs import Result, read_results, run_jobs
 from fedtailor.progress import OnRoundEnd
-from fedtailor.runs.records import Record
+from fedtailor.runs.records import Record, Values
 from fedtailor.runs.run import MOMENTS, Run
+from fedtailor.runs.summaries import weighted_mean
 from fedtailor.tasks.task import Runner
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.simulate import train
@@ -35,9 +36,10 @@ from fedtailor.version import VERSION
 
 SEEDS = (0, 1, 2)
 _STATISTICS = {"weighted": "", "mean": "_mean"}  # -> the end of a record's key
-_TRAIN_LOSS = "train_loss"
+_TRAIN_LOSS = "train_loss"  # of each client's model after it last trained, on its training samples
 _TENTHS = ("worst_tenth", "largest_tenth_weighted")
 Results = Mapping[tuple[str, int], Result]  # (fingerprint, seed) -> result
+Curve = dict[int, float]  # round -> score
 
 
 @dataclass(frozen=True)
@@ -242,16 +244,13 @@ def _collect(found: Run, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
     """Return metric_moment/statistic -> its value in the last round, its best value with its round, and its values in
     `CURVE_ROUNDS` as far as these were evaluated."""
     scores: dict[str, dict[str, float]] = {}
-    for metric in (*metrics, *(f"global_{name}" for name in metrics), _TRAIN_LOSS):
-        pick = max if found.info["higher_is_better"] and metric != _TRAIN_LOSS else min
+    pick = max if found.info["higher_is_better"] else min
+    for metric in (*metrics, *(f"global_{name}" for name in metrics)):
         for moment in MOMENTS:
             for statistic, end in _STATISTICS.items():
                 curve = _curve(found.records, f"{metric}_{moment}{end}")
-                if curve:
-                    best = pick(curve, key=curve.__getitem__)
-                    summary = {"last": curve[max(curve)], "best": curve[best], "best_round": best}
-                    summary |= {f"round_{number}": curve[number] for number in CURVE_ROUNDS if number in curve}
-                    scores[f"{metric}_{moment}/{statistic}"] = summary
+                scores |= _summarize(f"{metric}_{moment}/{statistic}", curve, pick)
+    scores |= _summarize(f"{_TRAIN_LOSS}_trained/weighted", _train_losses(found), min)
     for moment in MOMENTS:
         last_round, best_round = (found.summarize(moment, choice) or {} for choice in ("last", "best_test"))
         for name in _TENTHS:
@@ -261,7 +260,35 @@ def _collect(found: Run, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
     return {name: {key: round(value, 5) for key, value in values.items()} for name, values in scores.items()}
 
 
-def _curve(records: Sequence[Record], key: str) -> dict[int, float]:
+def _summarize(name: str, curve: Curve, pick: Callable[..., int]) -> dict[str, dict[str, float]]:
+    if not curve:
+        return {}
+    best = pick(curve, key=curve.__getitem__)
+    rounds = {f"round_{number}": curve[number] for number in CURVE_ROUNDS if number in curve}
+    return {name: {"last": curve[max(curve)], "best": curve[best], "best_round": best, **rounds}}
+
+
+def _train_losses(found: Run) -> Curve:
+    """Return the training loss after each round, over the samples of all clients that have trained.
+
+    It comes from the losses of each round's participants, which every run records, so it costs no evaluation. It is
+    empty if rounds were not evaluated, because the losses of their participants are not known.
+    """
+    sizes = [client["train"] for client in found.info["clients"]]
+    latest: Values = {}
+    curve: Curve = {}
+    for record in found.records:
+        losses: Values = record["per_client"].get("loss", {})
+        if not losses.keys() >= set(record["clients"]):
+            return {}
+        latest |= losses
+        mean_loss = weighted_mean(latest, sizes)
+        if mean_loss is not None and isfinite(mean_loss):
+            curve[record["round"]] = mean_loss
+    return curve
+
+
+def _curve(records: Sequence[Record], key: str) -> Curve:
     values: dict[int, Any] = {record["round"]: record.get(key) for record in records}
     return {number: value for number, value in values.items() if value is not None and isfinite(value)}
 
