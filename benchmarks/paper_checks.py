@@ -1,4 +1,4 @@
-"""Checks of suspicious printed numbers: arithmetic over the papers' tables, and identities in small runs.
+"""Checks of printed numbers: our results beside them, arithmetic over the papers' tables, and small runs.
 
 python benchmarks/paper_checks.py        # half a minute on one core; results/paper_checks.json
 
@@ -11,9 +11,11 @@ import json
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
-from math import log
+from math import log, nan
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -24,10 +26,12 @@ from fedtailor.methods import FedAPA, FedAvg, FedLAG, Local
 from fedtailor.methods._shared.quadratic_program import solve_simplex_qp
 from fedtailor.papers import load_paper
 from fedtailor.papers.definition import Row
+from fedtailor.papers.running import SEEDS, default_results, read_done, select_cells
 
 TABLE_7 = ("table-7-100", "table-7-80", "table-7-60", "table-7-40", "table-7-20")
 FIRST_SIX = ("fedlag", "perfedavg", "fedrod", "fedpac", "fedbabu", "fedavg")
 Found = dict[str, Any]
+ROOT = Path(__file__).parents[1]
 
 
 def rows(paper: str, table: str) -> dict[str, Row]:
@@ -46,6 +50,78 @@ def largest_difference(one: ft.Run, other: ft.Run) -> float:
     """Return the largest difference between the parameters that client 0 of two runs would receive next."""
     first, second = one.personal(0, "received"), other.personal(0, "received")
     return max(float((first[name] - second[name]).abs().max()) for name in second)
+
+
+# our results beside the printed ones
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the paper and we have for a cell of Table 1, in %; ours by seed."""
+
+    printed: float | None
+    best: dict[int, float]
+    round_10: dict[int, float]
+
+    @property
+    def difference(self) -> float:
+        return mean(self.best.values()) - (self.printed or nan)
+
+    @property
+    def later_gain(self) -> float:
+        """What the best round gains on round 10."""
+        return mean(self.best[seed] - self.round_10[seed] for seed in self.best)
+
+    def lead(self, other: "Results") -> float:
+        """Our accuracy minus another's, over the seeds that both have."""
+        return mean(self.best[seed] - other.best[seed] for seed in self.best.keys() & other.best)
+
+
+def fedapa_results() -> dict[str, dict[str, Results]]:
+    """Return column -> row -> results, as far as cells of Table 1 have been run."""
+    done = read_done(ROOT / default_results("fedapa"))
+    found: dict[str, dict[str, Results]] = {}
+    for cell in select_cells("fedapa", "table-1"):
+        keys = [] if cell.missing else [(seed, (cell.setup.fingerprint, seed)) for seed in SEEDS]
+        runs = {seed: done[key]["scores"] for seed, key in keys if "scores" in done.get(key, {})}
+        moments = {cell.row.label: cell.score[0]}
+        if cell.row.label == "FedAvg":
+            moments["FedAvg, models as trained"] = "accuracy_trained/weighted"
+        for row, name in moments.items() if runs else ():
+            best, early = ({s: 100 * run[name][at] for s, run in runs.items()} for at in ("best", "round_10"))
+            column = f"{cell.column.key}, {vars(cell.setup.data)['clients']} clients"
+            printed = cell.printed if row == cell.row.label else None
+            found.setdefault(column, {})[row] = Results(printed, best, early)
+    return found
+
+
+def fedapa_agreement() -> Found:
+    """How far our values of Table 1 are from the printed ones, over the methods of a column."""
+    found: Found = {}
+    for column, results in fedapa_results().items():
+        gaps = [one.difference for one in results.values() if one.printed is not None]
+        near = {f"within {limit}": sum(abs(gap) <= limit for gap in gaps) for limit in (0.3, 1)}
+        own = results["FedAPA"].difference
+        found[column] = {"methods": len(gaps), **near, "median": round(median(gaps), 2), "FedAPA": round(own, 2)}
+    return found
+
+
+def fedapa_after_ten_rounds() -> Found:
+    """How much FedAPA gains after round 10, and how many of the other methods gain less."""
+    found: Found = {}
+    for column, results in fedapa_results().items():
+        gains = {row: one.later_gain for row, one in results.items() if one.printed is not None}
+        less = sum(gain < gains["FedAPA"] for gain in gains.values())
+        found[column] = {"gain": round(gains["FedAPA"], 1), "others that gain less": less, "others": len(gains) - 1}
+    return found
+
+
+def fedapa_lead_over_simple_baselines() -> Found:
+    """FedAPA's accuracy minus that of baselines that the paper leaves out, over the seeds that both have."""
+    return {
+        column: {row: round(results["FedAPA"].lead(one), 2) for row, one in results.items() if one.printed is None}
+        for column, results in fedapa_results().items()
+    }
 
 
 # arithmetic
@@ -208,6 +284,7 @@ def fedpac_quadratic_program() -> Found:
 
 
 CHECKS: tuple[Callable[[], Found], ...] = (
+    fedapa_agreement, fedapa_after_ten_rounds, fedapa_lead_over_simple_baselines,
     fedlag_rows_one_point_apart, fedlag_fedaf_repeats, fedlag_tables_1_and_7, fedlag_deviations, fedlag_jumps,
     fedlag_change_with_participation,
     fedapa_change_from_20_to_50_clients, fedapa_rank_of_pfedla, fedapm_constant_predictions, selffl_worst_tenth,
