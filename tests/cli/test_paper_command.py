@@ -54,5 +54,5 @@ def test_report_on_results_of_a_paper(tmp_path: Path, monkeypatch: pytest.Monkey
     write_results(tmp_path / "fedapa.jsonl", select_cells("fedapa", "table-4", ["mu=0.5"]), lambda cell, seed: 80.0)
     done = CliRunner().invoke(app, ["report", "fedapa.jsonl", "-o", "fedapa.html"])
     assert done.exit_code == 0, done.output
-    assert done.output.startswith("Of 8 claims, our runs confirm 0 and contradict 0;")
+    assert done.output.startswith("Of 8 claims: 6 open until more is run, 1 answered in words, 1 not checked.")
     assert "A self-weight of 0.5 is best" in (tmp_path / "fedapa.html").read_text(encoding="utf-8")

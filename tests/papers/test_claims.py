@@ -68,7 +68,7 @@ def test_verdict_on_printed_numbers_by_hand(claim: dict[str, Any], text: str) ->
 def test_claim_is_open_until_all_its_cells_are_run(tmp_path: Path) -> None:
     one = judged(paper_with(), tmp_path, {("A", "one"): [80, 81], ("B", "one"): [79, 80], ("A", "two"): [60]})
     assert one.ours is not None and one.ours.holds is None
-    assert one.ours.describe() == "open: 1 of 1 comparisons, 1 in every seed, 1 not run yet; lead +1"
+    assert one.ours.describe() == "open: 1 of 1 comparisons, 1 in every seed, 1 not run yet; lead +1; 2 seeds"
 
 
 def test_equal_means_are_no_lead(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_equal_means_are_no_lead(tmp_path: Path) -> None:
 def test_claim_fails_as_soon_as_one_rival_is_ahead(tmp_path: Path) -> None:
     one = judged(paper_with(), tmp_path, {("A", "one"): [70], ("B", "one"): [71]})
     assert one.ours is not None
-    assert one.ours.describe() == "does not hold: 0 of 1 comparisons, 1 not run yet; lead -1"
+    assert one.ours.describe() == "does not hold: 0 of 1 comparisons, 1 not run yet; lead -1; 1 seed"
     assert failure_texts(one)[-1] == "ours, with all baselines, t, one: B 71 against 70"
 
 
@@ -87,12 +87,14 @@ def test_only_common_seeds_are_compared(tmp_path: Path) -> None:
     """B is ahead in the only seed that both have, although A's mean over its own seeds is higher."""
     one = judged(paper_with(columns=["one"]), tmp_path, {("A", "one"): [50, 99, 99], ("B", "one"): [60]})
     assert one.ours is not None and one.ours.holds is False
+    assert failure_texts(one)[-1] == "ours, with all baselines, t, one: B 60 against 50"
 
 
 def test_lead_in_every_seed_is_counted(tmp_path: Path) -> None:
     scores = {("A", "one"): [50, 60], ("B", "one"): [49, 59], ("A", "two"): [50, 60], ("B", "two"): [51, 49]}
     one = judged(paper_with(), tmp_path, {key: list(map(float, values)) for key, values in scores.items()})
-    assert one.ours is not None and one.ours.describe() == "holds: 2 of 2 comparisons, 1 in every seed; lead +1 to +5"
+    expected = "holds: 2 of 2 comparisons, 1 in every seed; lead +1 to +5; 2 seeds"
+    assert one.ours is not None and one.ours.describe() == expected
 
 
 def test_baselines_that_the_paper_leaves_out_have_a_verdict_of_their_own(tmp_path: Path) -> None:

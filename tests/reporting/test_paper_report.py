@@ -95,7 +95,9 @@ def test_page_has_verdicts_tables_choices_and_the_source_of_runs(results: Path) 
         verdicts[0][2] == "holds: 10 of 12 comparisons; lead -0.51 to +1.3"
         and verdicts[0][3] == "open: nothing run yet"
     )
-    assert verdicts[1][4] == "does not hold: 0 of 1 comparisons, 5 not run yet; lead +0"  # equal to local training
+    assert (
+        verdicts[1][4] == "does not hold: 0 of 1 comparisons, 5 not run yet; lead +0; 3 seeds"
+    )  # equal to local training
     assert table.answer[:2] == ["2 of 96 cells have been run.", "0 of 1 printed values are within the spread of ours."]
     side_by_side = {row[0]: row for row in table.tables[0][1].rows}
     assert side_by_side["FedAPA"][5] == "85.85 / 81.00 ± 1.00 ≠"

@@ -1,7 +1,7 @@
 """Whether what a paper claims holds in its printed numbers, and in our results."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from statistics import mean
 
@@ -50,6 +50,16 @@ class Contest:
         return bool(self.is_won) and all(len(one) > 1 and min(one) > self.margin for one in self._leads.values())
 
     @property
+    def num_seeds(self) -> int:
+        """The number of seeds behind the comparison: the smallest that the favorite and one of the others share."""
+        return min((len(found) for found in self._leads.values() if found), default=0)
+
+    def means_of_common_seeds(self, other: str) -> tuple[float, float]:
+        """Return the mean of another and that of the favorite, over the seeds that both have."""
+        common = self.favorite.keys() & self.others[other].keys()
+        return mean(self.others[other][seed] for seed in common), mean(self.favorite[seed] for seed in common)
+
+    @property
     def _leads(self) -> dict[str, list[float]]:
         """The favorite's lead over each other in the seeds that both have."""
         sign = -1 if self.lower_is_better else 1
@@ -65,6 +75,7 @@ class Verdict:
 
     contests: tuple[Contest, ...]
     needed: int
+    is_ours: bool = True  # not on the printed numbers, which have no seeds
 
     @property
     def won(self) -> int:
@@ -82,7 +93,7 @@ class Verdict:
         return False if self.contests and len(self.contests) - len(self.lost) < self.needed else None
 
     def describe(self) -> str:
-        """Return the verdict in words, such as 'does not hold: 3 of 5 comparisons; lead -0.2 to +1.3'."""
+        """Return the verdict in words, such as 'does not hold: 3 of 5 comparisons; lead -0.2 to +1.3; 1 to 3 seeds'."""
         if not self.contests:
             return "cannot be run"
         known = self.won + len(self.lost)
@@ -93,8 +104,14 @@ class Verdict:
         ends = " to ".join(dict.fromkeys(f"{lead:+.3g}" for lead in (min(leads), max(leads)))) if leads else ""
         return (
             f"{_STATES[self.holds]}: {count}{f', {seeds} in every seed' if seeds else ''}{rest}"
-            f"{f'; lead {ends}' if ends else ''}"
+            f"{f'; lead {ends}' if ends else ''}{self._describe_seeds() if self.is_ours else ''}"
         )
+
+    def _describe_seeds(self) -> str:
+        counts = sorted({one.num_seeds for one in self.contests if one.is_won is not None})
+        if not counts:
+            return ""
+        return f"; {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seed{'s' * (counts[-1] > 1)}"
 
 
 @dataclass(frozen=True)
@@ -151,8 +168,9 @@ def failure_texts(one: JudgedClaim) -> list[str]:
     """Return who is ahead where, for each comparison in which the claim does not hold."""
     verdicts = {"paper": one.printed, "ours": one.ours, "ours, with all baselines": one.with_baselines}
     return [
-        f"{source}, {lost.name}: {lost.leader} {mean(lost.others[lost.leader].values()):.4g} "
-        f"against {mean(lost.favorite.values()):.4g}"
+        "{}, {}: {} {:.4g} against {:.4g}".format(
+            source, lost.name, lost.leader, *lost.means_of_common_seeds(lost.leader)
+        )
         for source, verdict in verdicts.items()
         for lost in (verdict.lost if verdict else ())
     ]
@@ -166,7 +184,7 @@ def _judge(paper: Paper, claim: Claim, cells: Sequence[CellResult]) -> JudgedCla
     printed = [one for one in own if one.cell.printed is not None]
     return JudgedClaim(
         claim,
-        _verdict(claim, printed, _printed_score, total) if printed else None,
+        replace(_verdict(claim, printed, _printed_score, total), is_ours=False) if printed else None,
         _verdict(claim, [one for one in own if not one.cell.missing], _our_scores, total),
         _verdict(claim, able, _our_scores, total) if claim.row is not None and not claim.over else None,
     )

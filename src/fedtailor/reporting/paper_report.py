@@ -64,13 +64,20 @@ def _sections(paper: Paper, path: Path) -> list[Section]:
     return [_claims_section(judge(paper, done)), *tables, _reading_section(paper, done, path)]
 
 
+_STATES = {
+    True: "confirmed by our runs", False: "contradicted by them", None: "open until more is run",
+    "in words": "answered in words", "unknown": "not checked",
+}  # fmt: skip
+
+
 def _claims_section(judged: Sequence[JudgedClaim]) -> Section:
     found = Counter(map(_state, judged))
+    counts = ", ".join(f"{found[state]} {text}" for state, text in _STATES.items() if found[state])
     answer = [
-        f"Of {len(judged)} claims, our runs confirm {found[True]} and contradict {found[False]}; {found[None]} need "
-        f"more runs, {found['in words']} are answered in words, and {found['unknown']} cannot be checked.",
+        f"Of {len(judged)} claims: {counts}.",
         "Means over seeds are compared. 'In every seed' counts the comparisons that are as claimed in each seed alone; "
-        "a given one of two equal methods is ahead in all of three seeds in one of eight cases.",
+        "a given one of two equal methods is ahead in all of three seeds in one of eight cases. A verdict on one seed "
+        "may change with the next one.",
     ]
     failures = [[str(number), text] for number, one in enumerate(judged, 1) for text in failure_texts(one)]
     tables = [("Claims", _numbered(CLAIM_HEADINGS, [one.row() for one in judged]))]
