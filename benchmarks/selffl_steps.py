@@ -30,7 +30,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(figure: str, fields: dict[str, Any]) -> list[dict[str, float]]:
+def measure(figure: str, fields: dict[str, Any]) -> list[dict[str, float | None]]:
     """Return the steps, variances, and accuracies of one run in some rounds."""
     (cell,) = select_cells("selffl", figure, ["selffl"])
     setup = cell.setup
@@ -48,7 +48,7 @@ def measure(figure: str, fields: dict[str, Any]) -> list[dict[str, float]]:
                 "round": number,
                 "mean steps": round(mean(record["per_client"]["steps"].values()), 1),
                 "between clients": round(metrics["between"], 4),
-                "median over rounds": round(median(known), 4) if known else float("nan"),
+                "median over rounds": round(median(known), 4) if known else None,
                 "personal accuracy, %": round(100 * record["accuracy_trained"], 1),
                 "common accuracy, %": round(100 * record["global_accuracy_received"], 1),
             }
@@ -59,7 +59,7 @@ def measure(figure: str, fields: dict[str, Any]) -> list[dict[str, float]]:
 def main() -> None:
     path = Path(__file__).parent / "results" / "selffl_steps.json"
     found: dict[str, Any] = json.loads(path.read_text())["runs"] if path.is_file() else {}
-    for figure, names in (("figure-1a", list(FIELDS)), ("figure-2a", ["as in the paper", "fixed steps"])):
+    for figure, names in (("figure-1a", list(FIELDS)), ("figure-2a", ["as in the paper"])):
         for name in names:
             label = f"{figure}, {name}"
             if label not in found:
