@@ -1,6 +1,6 @@
 """Why Self-FL's personal models approach the common one: its steps and variances over rounds in Figures 1a and 2a.
 
-python benchmarks/selffl_steps.py        # ten minutes on two cores; what is missing in results/selffl_steps.json
+python benchmarks/selffl_steps.py        # half an hour on one core; runs what is missing in results/selffl_steps.json
 
 The runs are those of `fedtailor paper run selffl figure-1a` and `figure-2a`, with seed 0.
 """
@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from fedtailor.networks import network
-from fedtailor.papers.running import select_cells
+from fedtailor.papers.running import make_jobs, select_cells
 from fedtailor.training.simulate import train
 
 ROUNDS = (10, 20, 30, 40, 50, 70, 100, 150, 200)
@@ -32,12 +31,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 def measure(figure: str, fields: dict[str, Any]) -> list[dict[str, float | None]]:
     """Return the steps, variances, and accuracies of one run in some rounds."""
-    (cell,) = select_cells("selffl", figure, ["selffl"])
-    setup = cell.setup
-    fed = replace(setup.data, seed=0).load()
-    model = network(setup.describe()["network"]["name"], fed, **vars(setup.network))
-    config = replace(setup.config, seed=0, device="cpu", engine="vectorized", evaluate_global=True)
-    run = train(config, replace(setup.method, **fields), model, fed)
+    (job,) = make_jobs(select_cells("selffl", figure, ["selffl"]), [0], "cpu")
+    config = replace(job.config, engine="vectorized", evaluate_global=True)
+    run = train(config, replace(job.setup.method, **fields), *job.load())
     rows = []
     for number in ROUNDS:
         record = run.records[number - 1]

@@ -12,7 +12,6 @@ import pytest
 
 from fedtailor.errors import ConfigError
 from fedtailor.methods import METHODS
-from fedtailor.networks import network
 from fedtailor.papers import jobs
 from fedtailor.papers.__main__ import main
 from fedtailor.papers.cells import Cell, make_cells
@@ -180,9 +179,8 @@ def test_training_loss_of_the_figures_needs_no_evaluation_of_training_samples(tm
     cells = select_cells("fedapm", "figure-7", ["C=0.5"], override)
     run("fedapm", "figure-7", only=["C=0.5"], seeds=[0], results=tmp_path / "r.jsonl", override=override)
     (result,) = read_done(tmp_path / "r.jsonl").values()
-    setup = cells[0].setup
-    fed, config = setup.data.load(), replace(setup.config, seed=0, device="cpu", evaluate_train=True)
-    records = train(config, setup.method, network("mlp", fed), fed).records
+    (job,) = make_jobs(cells, [0], "cpu")
+    records = train(replace(job.config, evaluate_train=True), job.setup.method, *job.load()).records
     assert {client for record in records for client in record["clients"]} == {0, 1, 2, 3}
     expected = records[-1]["train_loss_trained"]
     assert result["scores"]["train_loss_trained/weighted"]["round_10"] == pytest.approx(expected, abs=1e-5)

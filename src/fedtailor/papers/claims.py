@@ -1,7 +1,7 @@
 """Whether what a paper claims holds in its printed numbers, and in our results."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from statistics import mean
 
@@ -75,7 +75,7 @@ class Verdict:
 
     contests: tuple[Contest, ...]
     needed: int
-    is_ours: bool = True  # not on the printed numbers, which have no seeds
+    is_ours: bool  # printed numbers have no seeds
 
     @property
     def won(self) -> int:
@@ -184,7 +184,7 @@ def _judge(paper: Paper, claim: Claim, cells: Sequence[CellResult]) -> JudgedCla
     printed = [one for one in own if one.cell.printed is not None]
     return JudgedClaim(
         claim,
-        replace(_verdict(claim, printed, _printed_score, total), is_ours=False) if printed else None,
+        _verdict(claim, printed, _printed_score, total) if printed else None,
         _verdict(claim, [one for one in own if not one.cell.missing], _our_scores, total),
         _verdict(claim, able, _our_scores, total) if claim.row is not None and not claim.over else None,
     )
@@ -202,7 +202,7 @@ def _verdict(claim: Claim, cells: Sequence[CellResult], scores: _Scores, total: 
     """Return a verdict; of the comparisons that are possible, the same fraction must be as claimed as of all."""
     contests = tuple(_contests(claim, cells, scores))
     needed = total if claim.at_least is None else claim.at_least
-    return Verdict(contests, ceil(needed * len(contests) / max(1, total)))
+    return Verdict(contests, ceil(needed * len(contests) / max(1, total)), scores is _our_scores)
 
 
 def _contests(claim: Claim, cells: Sequence[CellResult], scores: _Scores) -> Iterator[Contest]:

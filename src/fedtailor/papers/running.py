@@ -60,6 +60,15 @@ class Job:
     def key(self) -> tuple[str, int]:
         return self.setup.fingerprint, self.seed
 
+    @property
+    def config(self) -> TrainingConfig:
+        return replace(self.setup.config, seed=self.seed, device=self.device)
+
+    def load(self) -> tuple[Model, Federation]:
+        """Load the data, and build the network for them."""
+        fed = _load(replace(self.setup.data, seed=self.seed))
+        return network(self.setup.describe()["network"]["name"], fed, **vars(self.setup.network)), fed
+
 
 @dataclass(frozen=True)
 class CellResult:
@@ -202,13 +211,11 @@ def run_job(job: Job, on_round_end: OnRoundEnd | None = None, folder: Path | Non
     may not be the method: missing data, or not enough memory."""
     setup, started = job.setup, time.perf_counter()
     about: Result = {"run": job.label, "fingerprint": setup.fingerprint, "seed": job.seed, "settings": setup.describe()}
-    config = replace(setup.config, seed=job.seed, device=job.device)
+    config = job.config
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:
-        fed = _load(replace(setup.data, seed=job.seed))
-        model = network(about["settings"]["network"]["name"], fed, **vars(setup.network))
-        found = _train(config, setup.method, model, fed, on_round_end, folder)
+        found = _train(config, setup.method, *job.load(), on_round_end, folder)
         outcome: Result = {"scores": _collect(found, config.metrics or ["accuracy"])}
     except (FedTailorError, RuntimeError, OSError) as error:
         outcome = {"error": str(error), "repeat": not isinstance(error, RunError)}

@@ -65,7 +65,7 @@ def _sections(paper: Paper, path: Path) -> list[Section]:
 
 
 _STATES = {
-    True: "confirmed by our runs", False: "contradicted by them", None: "open until more is run",
+    True: "confirmed by our runs", False: "contradicted by our runs", None: "open until more is run",
     "in words": "answered in words", "unknown": "not checked",
 }  # fmt: skip
 
