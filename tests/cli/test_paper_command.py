@@ -40,6 +40,14 @@ def test_list_run_and_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert float(row["ours"]) == cell["mean"]
 
 
+def test_a_label_with_a_comma_selects_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    only = ("--only", "FedAvg, as in the code,FedProx, as described")
+    shown = paper("show", "fedapm", "table-3-cifar10", *only, "--format", "markdown")
+    rows = [line.split("|")[1].strip() for line in shown.splitlines() if line.startswith("| Fed") and " ± " in line]
+    assert rows == ["FedAvg, as in the code", "FedProx, as described"]
+
+
 def test_show_of_a_whole_paper_without_results_prints_all_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

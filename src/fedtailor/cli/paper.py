@@ -16,6 +16,7 @@ from fedtailor.analysis.tables import new_table
 from fedtailor.cli.console import print_on_interrupt
 from fedtailor.cli.output import err, out, print_line
 from fedtailor.errors import ConfigError, unknown_name
+from fedtailor.papers.cells import parse_words
 from fedtailor.papers.claims import CLAIM_HEADINGS, JudgedClaim, claim_lines, judge
 from fedtailor.papers.definition import PAPERS, load_paper
 from fedtailor.papers.overview import (
@@ -38,7 +39,7 @@ from fedtailor.tasks.choice import choose_runner, fill_ray_address
 paper = typer.Typer(help="Repeat the tables of papers.", no_args_is_help=True)
 _Paper = Annotated[str, typer.Argument(help=f"one of {', '.join(PAPERS)}")]
 _Table = Annotated[str | None, typer.Argument(help="such as table-1; default: all tables of the paper")]
-_Only = Annotated[str, typer.Option(help="words in a column, row, method, or data set, separated by commas")]
+_Only = Annotated[str, typer.Option(help="words in a column, row, method, or data set: WORD,WORD")]
 _Results = Annotated[Path | None, typer.Option(help="file of results; default: results/papers/PAPER.jsonl")]
 _FORMATS = ("table", "latex", "markdown", "csv", "json")
 _Override = Annotated[list[str] | None, typer.Option(help="a setting of all runs, such as rounds=2")]
@@ -79,7 +80,7 @@ def run(
 
     fedtailor paper run fedapa table-1 --only cifar10 --device cuda --parallel 8
     """
-    path, words = results or default_results(name), _words(only)
+    path, words = results or default_results(name), parse_words(only)
     for line in missing_lines(select_cells(name, table, words, override or [])):
         err.print(line, markup=False, soft_wrap=True)
     runner = choose_runner(parallel, ray, cpus_per_run, gpus_per_run)
@@ -110,7 +111,7 @@ def show(
     if format not in _FORMATS:
         raise unknown_name("format", format, _FORMATS)
     found, done = load_paper(name), read_done(results or default_results(name))
-    comparisons = compare(select_cells(name, table, _words(only), override or []), done)
+    comparisons = compare(select_cells(name, table, parse_words(only), override or []), done)
     judged = judge(found, done, None if table is None else found.select(table), override or [])
     if format == "csv":
         print_line(to_csv(cell_rows(comparisons)).rstrip())
@@ -151,12 +152,8 @@ def _cells_table(title: str, cells: Sequence[CellResult]) -> Table:
     return shown
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(word) for word in _words(text)]
+        return [int(word) for word in text.split(",") if word]
     except ValueError as error:
         raise ConfigError(f"--seeds must be integers such as 0,1,2, got '{text}'.") from error

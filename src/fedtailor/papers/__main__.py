@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 
 from fedtailor.errors import FedTailorError
+from fedtailor.papers.cells import parse_words
 from fedtailor.papers.claims import CLAIM_HEADINGS, claim_lines, judge
 from fedtailor.papers.definition import PAPERS, load_paper
 from fedtailor.papers.overview import (
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         one = commands.add_parser(name, help=text)
         one.add_argument("paper", help=", ".join(PAPERS))
         one.add_argument("table", nargs="?", help="such as table-1; default: all")
-        one.add_argument("--only", type=_words, default=(), help="words in a column, row, method, or data set")
+        one.add_argument("--only", type=parse_words, default=(), help="words in a column, row, method, or data set")
         one.add_argument("--results", type=Path, help="file of results; default: results/papers/PAPER.jsonl")
         one.add_argument("--override", action="append", default=[], help="a setting such as rounds=2")
         if name == "show":
@@ -93,10 +94,6 @@ def _parser() -> argparse.ArgumentParser:
 def _print_lines(lines: Sequence[str]) -> None:
     for line in lines:
         print(line)
-
-
-def _words(text: str) -> list[str]:
-    return text.split(",")
 
 
 def _print_rows(rows: Sequence[Sequence[str]]) -> None:

@@ -155,6 +155,15 @@ def make_cells(
     return [cell for cell in cells if not only or any(_has_word(cell, word) for word in only)]
 
 
+def parse_words(text: str) -> list[str]:
+    """Return the words of a command line, separated by commas; a comma before a space is part of a word, as in labels.
+
+    >>> parse_words("FedAvg, as in the code,FedProx")
+    ['FedAvg, as in the code', 'FedProx']
+    """
+    return [word for word in re.split(r",(?! )", text) if word]
+
+
 def _has_word(cell: Cell, word: str) -> bool:
     """Return whether a word is in the cell's names as a whole: cifar10 is not in cifar100."""
     data = merge([cell.table.settings, cell.column.settings, cell.row.settings]).get("data", {}).get("name", "")
