@@ -62,6 +62,8 @@ class ClientBatches:
             return self._run_steps_unmapped(step, state, min(int(steps), max_steps), first_pass, drop_last)
         if isinstance(steps, Tensor) and passes is None:
             max_steps = min(max_steps, vmap_max(steps))
+        if max_steps == 0 or passes == 0:
+            return state
         passes = -(-max_steps // self._batches_for(self._min_size, drop_last)) if passes is None else passes
         batch_of_step = self._plan_batches(max_steps, passes, first_pass, drop_last)
 
@@ -110,11 +112,10 @@ class ClientBatches:
         pass_numbers, positions = numbers // batches, numbers % batches
         slots = positions[:, None] * rows + torch.arange(rows, device=device)  # [steps, rows]
         weights, slots = (slots < self._count).to(self._shared.dtype), slots % self._count
-        chosen = torch.zeros_like(slots)
-        for number in range(passes):
-            order = self._sample_order(first_pass + number)
-            chosen = torch.where((pass_numbers == number)[:, None], order[slots], chosen)
-        chosen = self._samples[chosen]
+        used = min(steps * rows, len(self._samples))  # of each pass; later samples are in no batch
+        orders = torch.cat([self._sample_order(first_pass + number)[:used] for number in range(passes)])
+        first_slots = pass_numbers.clamp(max=passes - 1) * used  # masked steps may be beyond the last pass
+        chosen = self._samples[orders[first_slots[:, None] + slots]]
         uses_keys = self.model.has_dropout or self._shared.augmentation
         keys = self._random_key(first_pass + pass_numbers, positions) if uses_keys else None
         choices = None if keys is None else self._draw(keys[:, None], rows)
