@@ -226,7 +226,7 @@ def main() -> None:
             for engine, chunk in CHOICES[key]:
                 rounds = options.rounds if key != "d" else max(4, options.rounds // 4)
                 keep(f"{key} rounds {engine}", in_fresh_process(measure_rounds, key, engine, chunk, rounds))
-        if "short" in options.parts and key == "e":
+        if "short" in options.parts:
             keep(f"{key} short", measure_short(key, options.repeats))
         if "profile" in options.parts:
             keep(f"{key} profile", measure_profile(key))

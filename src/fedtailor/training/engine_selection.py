@@ -39,16 +39,16 @@ def _make_benchmark(server: Server, clients: AnyClients) -> EngineBenchmark:
     samples, size = first.training_samples, first.shared.batch_size
     largest_round = max(first.schedule, key=len)
     batches = (-(-samples.sizes[list(largest_round)] // size)).tolist()
-    contexts, threads = [group.shared for group in groups], first.engine_choice.threads
+    contexts, rounds, threads = [group.shared for group in groups], len(first.schedule), first.engine_choice.threads
     return EngineBenchmark(
         build=clients.build_engine,
         train=lambda engine, some: clients.apply_train(engine, 1, some, server.send(server.state, some, 1)),
         samples=samples,
         clients=_concurrent_clients(server, clients),
         batch_size=size,
-        rounds=len(first.schedule),
+        rounds=rounds,
         device=first.device,
-        learned=describe_workload(server.method, contexts, batches, threads, first.device),
+        learned=describe_workload(server.method, contexts, batches, rounds, threads, first.device),
     )
 
 

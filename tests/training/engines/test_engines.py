@@ -290,6 +290,7 @@ def test_auto_with_data_dependent_model_uses_other_engine(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("fast", ENGINES)
 def test_auto_chooses_fastest_engine_and_gives_reason(monkeypatch: pytest.MonkeyPatch, fast: str) -> None:
     monkeypatch.setattr("fedtailor.training.engines.auto._SHORT_RUN_SECONDS", 0.0)
+    monkeypatch.setattr("fedtailor.training.engines.auto._QUICK_RUN_SECONDS", 0.0)
     monkeypatch.setattr(
         "fedtailor.training.engines.auto.EngineBenchmark._seconds",
         lambda self, engine_choice, clients, batches: 0.05 if engine_choice.engine == fast else 0.5,
@@ -317,7 +318,27 @@ def test_auto_measures_engines_within_factor_two_again(monkeypatch: pytest.Monke
     assert found.info["engine"] == "pool" and "vectorized" not in found.info["engine_reason"]
 
 
-def test_auto_with_short_run_skips_benchmark() -> None:
+@pytest.mark.parametrize("vectorized, fastest", [(0.19, "vectorized"), (0.21, "pool")])
+def test_auto_of_a_quick_run_starts_no_worker(monkeypatch: pytest.MonkeyPatch, vectorized: float, fastest: str) -> None:
+    """Four equal clients on two cores: pool takes half of the sequential 0.2 s, vectorized half of its own time."""
+    monkeypatch.setattr("fedtailor.training.engines.auto._SHORT_RUN_SECONDS", 0.0)
+    monkeypatch.setattr("fedtailor.training.engines.auto.available_cores", lambda: 2)
+    measured: list[EngineChoice] = []
+
+    def seconds(self: object, choice: EngineChoice, clients: Sequence[int], batches: int) -> float:
+        measured.append(choice)
+        assert len(clients) == 2, "one chunk of the vectorized engine trains in this process"
+        return batches * {"sequential": 0.2, "vectorized": vectorized}[choice.engine]
+
+    monkeypatch.setattr("fedtailor.training.engines.auto.EngineBenchmark._seconds", seconds)
+    found = run(FedAvg(), make_net(TinyNet), tiny_federation((30,) * 4), "auto", schedule=[[0, 1, 2, 3]])
+    assert found.info["engine"] == fastest
+    assert found.info["engine_reason"].startswith(f"Milliseconds per client and batch: {fastest}")
+    assert measured == [EngineChoice("sequential"), EngineChoice("vectorized", chunk_size=2)]
+
+
+def test_auto_with_short_run_skips_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtailor.training.engines.auto._SHORT_RUN_SECONDS", 1e9)
     found = run(FedAvg(), make_net(TinyNet), tiny_federation(SIZES), "auto")
     assert found.info["engine"] == "sequential" and "too short for a benchmark" in found.info["engine_reason"]
 

@@ -24,6 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(learned_choices, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(learned_choices, "_BUSY", 1e9)
     monkeypatch.setattr(auto, "_SHORT_RUN_SECONDS", 0.0)
+    monkeypatch.setattr(auto, "_QUICK_RUN_SECONDS", 0.0)
     return tmp_path
 
 
@@ -61,7 +62,9 @@ def test_choice_depends_on_batch_size_and_method(monkeypatch: pytest.MonkeyPatch
     measured = measure_as(monkeypatch, "sequential")
     assert run(batch_size=2).info["engine"] == "sequential" and len(measured) > 1
     shared = make_engine(TinyNet().double())[0]
-    keys = {describe_workload(each, [shared], [3, 4], 1, CPU).key for each in (ft.methods.FedAvg(), ft.methods.Ditto())}
+    keys = {
+        describe_workload(each, [shared], [3, 4], 20, 1, CPU).key for each in (ft.methods.FedAvg(), ft.methods.Ditto())
+    }
     assert len(keys) == 2
 
 

@@ -20,8 +20,9 @@ _MAX_CHUNK_SIZE = 128  # on one core of a CPU; larger chunks do not fit into its
 _MIN_SECONDS = 0.01  # time of a measurement that is long enough to compare engines
 _THREADS_PENALTY = 1.1  # several threads are slowed down most when other programs use the machine
 _LONG_SECONDS = 1.0  # per client; on a CPU, the vectorized engine is never faster for such large steps
-_SHORT_RUN_SECONDS = 1.0  # a shorter run is not worth a benchmark
-_QUICK_RUN_SECONDS = 10.0  # a shorter run is worth a single measurement of a few engines
+_SHORT_RUN_SECONDS = 0.2  # a shorter run is not worth a benchmark
+_QUICK_RUN_SECONDS = 10.0  # a shorter run is worth a single measurement of a few engines, on a CPU in one process
+_QUICK_CLIENTS = 8  # such a measurement has the batches of so many clients
 
 
 def named_engine(
@@ -84,11 +85,15 @@ class EngineBenchmark:
         if run_seconds < _SHORT_RUN_SECONDS:
             return sequential, f"The run takes less than {_SHORT_RUN_SECONDS:g} s, too short for a benchmark."
         is_quick = run_seconds < _QUICK_RUN_SECONDS
-        others = self._alternatives(seconds_per_client, max_clients, only_largest=is_quick)
-        seconds, errors = self._compare([sequential, *others], batches)
+        choices = [sequential, *self._alternatives(seconds_per_client, max_clients, only_largest=is_quick)]
+        if is_quick and self.device.type == "cpu":
+            seconds, errors = self._compare_in_one_process(choices, {sequential: seconds_per_client / batches}, batches)
+        else:
+            seconds, errors = self._compare(choices, lambda choice: self._seconds_per_batch(choice, batches))
         close = [choice for choice in seconds if seconds[choice] < 2 * min(seconds.values())]
         if len(close) > 1 and seconds_per_client < _LONG_SECONDS and not is_quick:  # fixed costs weigh less
-            seconds |= self._compare(close, min(4 * batches, math.ceil(self._mean_batches())))[0]
+            more = min(4 * batches, math.ceil(self._mean_batches()))
+            seconds |= self._compare(close, lambda choice: self._seconds_per_batch(choice, more))[0]
         ranking = sorted(close, key=lambda choice: seconds[choice])
         times = ", ".join(f"{choice} {1000 * seconds[choice]:.3g}" for choice in ranking)
         notes = [*dict.fromkeys(errors), *_one_process(self.device.type == "cpu" and available_cores() > 1)]
@@ -105,14 +110,15 @@ class EngineBenchmark:
             return False
         return True
 
-    def _compare(self, choices: Sequence[EngineChoice], batches: int) -> tuple[dict[EngineChoice, float], list[str]]:
+    def _compare(
+        self, choices: Sequence[EngineChoice], measure: Callable[[EngineChoice], float]
+    ) -> tuple[dict[EngineChoice, float], list[str]]:
         """Return the seconds per client and batch of the engines that work, and the errors of the others."""
         seconds: dict[EngineChoice, float] = {}
         errors: list[str] = []
         for choice in choices:
-            count = 2 if choice.engine == "sequential" else self._cores() * (choice.chunk_size or 8)
             try:
-                seconds[choice] = self._seconds(choice, self._largest(count), batches) / batches
+                seconds[choice] = measure(choice)
             except (FedTailorError, OSError, torch.OutOfMemoryError) as error:
                 errors.append(str(error))
                 continue
@@ -121,6 +127,28 @@ class EngineBenchmark:
             if choice.threads > 1:
                 seconds[choice] *= _THREADS_PENALTY
         return seconds, errors
+
+    def _seconds_per_batch(self, choice: EngineChoice, batches: int) -> float:
+        count = 2 if choice.engine == "sequential" else self._cores() * (choice.chunk_size or 8)
+        return self._seconds(choice, self._largest(count), batches) / batches
+
+    def _compare_in_one_process(
+        self, choices: Sequence[EngineChoice], known: dict[EngineChoice, float], batches: int
+    ) -> tuple[dict[EngineChoice, float], list[str]]:
+        """Compare engines as if processes shared the time of one, because starting workers takes too long for a quick
+        run. `known` has the time of the sequential engine."""
+        own = self._batches()
+        share = max(1 / self._cores(), max(own) / sum(own))  # no process has less to do than the longest client
+
+        def measure(choice: EngineChoice) -> float:
+            alone = choice if choice.chunk_size else EngineChoice("sequential", choice.threads)
+            if alone not in known:
+                clients = self._largest(choice.chunk_size or 2)
+                some = math.ceil(_QUICK_CLIENTS * batches / len(clients))
+                known[alone] = self._seconds(alone, clients, some) / some
+            return known[alone] * (1 if choice.engine == "sequential" else share)
+
+        return self._compare(choices, measure)
 
     def _largest(self, count: int) -> list[int]:
         """Return the `count` clients with the most samples, which have enough batches for the benchmark."""
@@ -138,7 +166,7 @@ class EngineBenchmark:
             seconds = self._seconds(sequential, self._largest(2), batches)
             if 2 * seconds > _MIN_SECONDS or batches >= self._mean_batches():
                 break
-            batches *= 2
+            batches *= max(2, min(8, int(_MIN_SECONDS / (2 * seconds))))
         # On a busy machine, the time of the processor says better how long the run is.
         own = seconds if self.device.type != "cpu" else min(seconds, (time.thread_time() - started) / 4)
         return batches, seconds, own * self._mean_batches() / batches * len(self.clients) * self.rounds
@@ -157,10 +185,11 @@ class EngineBenchmark:
     def _seconds(self, choice: EngineChoice, clients: Sequence[int], batches: int) -> float:
         """Return the seconds per client for some batches."""
         engine = self.build(choice, self.samples.first(batches * self.batch_size))
+        starts_workers = choice.engine != "sequential" and len(clients) > (choice.chunk_size or 1)
         seconds = 0.0
         with deterministic(choice.threads):
             # The first time includes lazy initialization; workers that stay alive start in the second.
-            for number in range(2 if choice.engine == "sequential" or self.device.type != "cpu" else 3):
+            for number in range(3 if starts_workers and self.device.type == "cpu" else 2):
                 started = time.perf_counter()
                 self.train(engine, clients)
                 synchronize(self.device)

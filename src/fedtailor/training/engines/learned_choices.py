@@ -73,6 +73,7 @@ def describe_workload(
     method: Method,
     contexts: Sequence[SharedContext],
     batches: Sequence[int],
+    rounds: int,
     threads: int,
     device: torch.device,
 ) -> LearnedChoice:
@@ -86,6 +87,7 @@ def describe_workload(
         "inputs": inputs,
         "batch": (first.batch_size, str(first.dtype), first.model.precision, repr(first.augmentation)),
         "clients": (len(batches), _magnitude(sum(batches) / len(batches)), _magnitude(max(batches))),
+        "rounds": _magnitude(rounds),  # a benchmark for a quick run is less exact
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "machine": (platform.machine(), torch.backends.cpu.get_cpu_capability(), available_cores(), threads),
         "can_fork": cannot_fork() is None,
