@@ -105,6 +105,14 @@ def test_fedapm_equals_literal_version(name: str, participation: str) -> None:
             assert metrics["lyapunov"] == pytest.approx(literal.lyapunov(PROBLEM, fields, after), rel=EXACT, abs=EXACT)
 
 
+def test_convergence_metrics_do_not_affect_training() -> None:
+    run = PROBLEM.run(make_fedapm(**CASES["defaults"], convergence_metrics=False), SCHEDULES["partial"])
+    assert_equal(run, case("defaults", "partial")[-1])
+    assert not any("lagrangian" in record["per_client"] for record in run.records)
+    with pytest.raises(ft.ConfigError, match="residual"):
+        run.metric("residual")
+
+
 @pytest.mark.parametrize("participation", SCHEDULES)
 def test_fedapm_each_case_gives_different_result(participation: str) -> None:
     """Each field has an effect, so the comparisons above cannot pass if a field is ignored."""

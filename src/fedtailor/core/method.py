@@ -429,7 +429,7 @@ class Method:
 
     @property
     def has_evaluation_metrics(self) -> bool:
-        """Whether the method overrides `evaluation_metrics`."""
+        """Whether `evaluation_metrics` is called; by default, whether the method overrides it."""
         return type(self).evaluation_metrics is not Method.evaluation_metrics
 
     def evaluation_metrics(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:

@@ -54,6 +54,9 @@ class FedAPM(ScheduledMethod):
     ] = "own"
     order: Annotated[Literal["alternate", "together"], "train the two parts in turn, or together"] = "alternate"
     printed_loss: Annotated[bool, "Equation 9 as printed: the personal step without α_i"] = False
+    convergence_metrics: Annotated[
+        bool, "record the augmented Lagrangian and the residual, in two more passes over the training data"
+    ] = True
     download: ClassVar[str] = "shared part"
     upload: ClassVar[str] = "change of the shared part and its dual variable"
     fixed_settings: ClassVar[Mapping[str, str]] = plain_sgd(
@@ -153,6 +156,10 @@ class FedAPM(ScheduledMethod):
     def client_metrics(self, ctx: ClientContext, state: Tree, message: Tree, upload: Tree) -> Tree:
         gap = self._gap(ctx.model, state["shared"], message["params"])
         return {"drift": dot(gap, gap).sqrt()}
+
+    @property
+    def has_evaluation_metrics(self) -> bool:
+        return self.convergence_metrics
 
     def evaluation_metrics(self, ctx: ClientContext, state: Tree, message: Tree) -> Tree:
         """Return the client's term of the augmented Lagrangian (Eq. 4), its ξ_i, and its violation of Definition 1."""
