@@ -1,5 +1,6 @@
 """Fixtures, small federations and networks, and helpers for all tests."""
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +17,13 @@ import fedtailor as ft
 from fedtailor.core.batch import SharedContext
 from fedtailor.core.trees import Tree
 from fedtailor.methods import METHODS
+from fedtailor.training.engines.kernels import convolution_algorithms, normalization, pooling
 from fedtailor.training.engines.vectorized import Vectorized
 from fedtailor.training.sample_index import SampleIndex
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU; Triton reads this when it is imported
 # The same inputs in every run, so that failures are reproducible; no deadline, because machines may be busy.
 settings.register_profile("reproducible", derandomize=True, deadline=None)
 settings.load_profile("reproducible")
@@ -39,6 +43,17 @@ METHOD_PARAMS = [
 ]  # the other methods are marked slow
 MEASURED = ("seconds", "peak_memory")  # beginnings of keys in a record that are measured, so they do not repeat
 SIZES = (9, 4, 7, 1)  # training samples per client: uneven, and one client has a single sample
+
+
+@pytest.fixture
+def kernel_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Return the device of Triton kernels: a GPU, or the CPU with Triton's interpreter."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    pytest.importorskip("triton", reason="Triton is not available on this platform")
+    for module in (convolution_algorithms, normalization, pooling):
+        monkeypatch.setattr(module, "has_triton_kernels", lambda x: x.dtype in (torch.float32, torch.bfloat16))
+    return torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import fedtailor as ft
 from fedtailor.core.precision import Precision, forward_precision, training_precision
 from fedtailor.core.trees import Params
-from fedtailor.training.engines.kernels.convolution import adapt
+from fedtailor.training.engines.kernels.adapt import adapt
 
 EPSILON = 2**-8  # relative rounding error of bfloat16
 CPU = torch.device("cpu")

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
 from torch import Tensor, nn
 
+from fedtailor.core.normalization import normalize_relu
 from fedtailor.errors import ConfigError
 from fedtailor.networks.layers import MAX_LAYERS, Shape, check_sizes, dense_layers, make_norm, require_image, sequential
 
@@ -23,8 +23,8 @@ class _Block(nn.Module):
             self.shortcut = sequential(conv=self.shortcut, norm=make_norm(norm, after))
 
     def forward(self, x: Tensor) -> Tensor:
-        residual = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
-        return torch.relu(residual + self.shortcut(x))
+        hidden = normalize_relu(self.norm1, self.conv1(x))
+        return normalize_relu(self.norm2, self.conv2(hidden), residual=self.shortcut(x))
 
 
 @dataclass(frozen=True)

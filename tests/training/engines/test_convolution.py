@@ -14,8 +14,10 @@ from torch.func import functional_call, grad, vmap
 
 from fedtailor.core.precision import forward_precision
 from fedtailor.errors import FedTailorError
+from fedtailor.training.engines.kernels import adapt as adapt_module
 from fedtailor.training.engines.kernels import pooling
-from fedtailor.training.engines.kernels.convolution import adapt, conv2d, use_algorithm
+from fedtailor.training.engines.kernels.adapt import adapt
+from fedtailor.training.engines.kernels.convolution import conv2d, use_algorithm
 from fedtailor.training.engines.kernels.geometry import Pair
 
 Case = tuple[Pair, Pair, Pair, int]
@@ -191,7 +193,7 @@ def test_adapt_fuses_only_adjacent_plain_relu_and_pooling(monkeypatch: pytest.Mo
         seen.append(x.shape)
         return original(x)
 
-    monkeypatch.setattr(pooling, "relu_pool", recorded)
+    monkeypatch.setattr(adapt_module, "relu_pool", recorded)
     relu = nn.ReLU()
     module = nn.Sequential(
         OrderedDict(
@@ -208,15 +210,14 @@ def test_adapt_fuses_only_adjacent_plain_relu_and_pooling(monkeypatch: pytest.Mo
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *(["triton"] if torch.cuda.is_available() else [])])
-def test_bf16_convolution_and_gradients_are_close_to_each_client(algorithm: str) -> None:
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "triton"])
+def test_bf16_convolution_and_gradients_are_close_to_each_client(algorithm: str, kernel_device: torch.device) -> None:
     """Only the convolution is in bfloat16: the sine, its gradient, and the tensors stay float32."""
     case, exact = SHAPES["strided"], problem(groups=1)
-    device = torch.device("cuda" if algorithm == "triton" else "cpu")
-    stacked = [t.to(device, torch.float32) for t in exact]
+    stacked = [t.to(kernel_device, torch.float32) for t in exact]
 
     def convolution(*args: Any) -> Tensor:
-        with forward_precision("bf16", device):
+        with forward_precision("bf16", kernel_device):
             found = conv2d(*args)
         assert found.dtype == torch.bfloat16
         return found.float()
@@ -229,12 +230,11 @@ def test_bf16_convolution_and_gradients_are_close_to_each_client(algorithm: str)
             assert 0 < (ours.cpu() - reference).norm() / reference.norm() < 8 * 2**-8
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels need a GPU")
 @pytest.mark.parametrize("shape", [name for name in SHAPES if SHAPES[name][3] == 1])
-def test_triton_convolution_matches_each_client(shape: str) -> None:
+def test_triton_convolution_matches_each_client(shape: str, kernel_device: torch.device) -> None:
     case = SHAPES[shape]
     exact = problem(groups=1)
-    stacked = [t.float().cuda() for t in exact]
+    stacked = [t.to(kernel_device, torch.float32) for t in exact]
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False), use_algorithm("triton"):
         for argument in range(3):
             ours = vmap(grad(make_loss(conv2d, case), argument))(*stacked)
@@ -243,9 +243,12 @@ def test_triton_convolution_matches_each_client(shape: str) -> None:
             assert torch.equal(ours, vmap(grad(make_loss(conv2d, case), argument))(*stacked))  # reproducible to the bit
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels need a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3, 5, 2, 8, 6), (3, 5, 2, 7, 9)])
-def test_triton_relu_pool_matches_two_layers(shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).round().cuda()  # with ties in windows
+def test_triton_relu_pool_matches_two_layers(
+    shape: tuple[int, ...], dtype: torch.dtype, kernel_device: torch.device
+) -> None:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).round()  # with ties in windows
+    x = values.to(kernel_device, dtype)
     assert torch.equal(vmap(pooling.relu_pool)(x), per_client(relu_then_pool, x))
     assert torch.equal(vmap(sine_gradient(pooling.relu_pool))(x), per_client(sine_gradient(relu_then_pool), x))

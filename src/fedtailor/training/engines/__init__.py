@@ -7,7 +7,7 @@ from typing import Protocol
 from fedtailor.core.batch import SharedContext
 from fedtailor.core.trees import Tree
 from fedtailor.errors import unknown_name
-from fedtailor.training.engines.kernels.convolution import adapt
+from fedtailor.training.engines.kernels.adapt import adapt
 from fedtailor.training.engines.pool import Pool, cannot_fork
 from fedtailor.training.engines.sequential import Sequential
 from fedtailor.training.engines.vectorized import Vectorized

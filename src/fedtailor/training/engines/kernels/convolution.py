@@ -5,12 +5,11 @@ convolution and its two gradients are separate operations with their own vmap ru
 device and the sizes. The derivative of each operation consists of the others, so derivatives of any order work.
 """
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +28,7 @@ from fedtailor.training.engines.kernels.convolution_algorithms import (
     weight_gradient,
 )
 from fedtailor.training.engines.kernels.geometry import Geometry, Pair
-from fedtailor.training.engines.kernels.pooling import fuse_relu_pool
 
-Module = TypeVar("Module", bound=nn.Module)
 _forced_algorithm: ContextVar[str | None] = ContextVar("algorithm", default=None)
 
 
@@ -57,23 +54,6 @@ def conv2d(
     # Backward may run in an autograd thread without context variables, so the geometry carries the algorithm.
     geometry = Geometry(size, kernel, stride, padding, dilation, groups, bias is not None, _forced_algorithm.get())
     return _apply(_Convolve, x, weight, bias, geometry)
-
-
-def adapt(module: Module) -> Module:
-    """Return a copy of a module with the 2-d convolutions of this file and fused ReLU and max pooling.
-
-    Parameters keep their names.
-
-    >>> type(adapt(nn.Sequential(nn.Conv2d(1, 6, 5)))[0]).__name__
-    'VectorizedConv2d'
-    """
-    adapted = copy.deepcopy(module)
-    for layer in adapted.modules():
-        # Subclasses may compute something else, and other kinds of padding are not supported here.
-        if type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
-            layer.__class__ = VectorizedConv2d
-    fuse_relu_pool(adapted)
-    return adapted
 
 
 class VectorizedConv2d(nn.Conv2d):

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtailor.core.precision import to_float32
 from fedtailor.training.engines.kernels.geometry import Geometry
 
 
@@ -192,14 +191,10 @@ def triton_kernels() -> ModuleType:
     return triton_kernels
 
 
-def _in_float32(name: str) -> Callable[..., Tensor]:
-    """Return a function of the Triton kernels. They compute in float32, so bfloat16 inputs are converted and products
-    are exact; the result is rounded once, as tensor cores do."""
-
-    def compute(first: Tensor, second: Tensor, *rest: Any) -> Tensor:
-        converted = (to_float32(value) for value in (first, second, *rest))
-        result: Tensor = getattr(triton_kernels(), name)(*converted)
-        return result.to(first.dtype)
+def _triton_kernel(name: str) -> Callable[..., Tensor]:
+    def compute(*args: Any) -> Tensor:
+        result: Tensor = getattr(triton_kernels(), name)(*args)
+        return result
 
     return compute
 
@@ -208,13 +203,13 @@ ALGORITHMS = {
     "grouped": Algorithm(_grouped_convolve, _grouped_input_gradient, _grouped_weight_gradient),
     "loop": Algorithm(_loop_convolve, _loop_input_gradient, _loop_weight_gradient),
     "im2col": Algorithm(_im2col_convolve, _im2col_input_gradient, _im2col_weight_gradient),
-    "triton": Algorithm(*map(_in_float32, ("convolve", "input_gradient", "weight_gradient"))),
+    "triton": Algorithm(*map(_triton_kernel, ("convolve", "input_gradient", "weight_gradient"))),
 }
 
 
 def has_triton_kernels(x: Tensor) -> bool:
-    """Whether the Triton kernels support a tensor: on an NVIDIA GPU of compute capability 8.0 or higher, in float32, or
-    in bfloat16 after conversion."""
+    """Whether the Triton kernels support a tensor: on an NVIDIA GPU of compute capability 8.0 or higher, in float32 or
+    bfloat16."""
     return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and _has_triton(x.device.index)
 
 

@@ -1,4 +1,4 @@
-"""The geometry of a convolution."""
+"""The parameters of convolutions and group normalizations."""
 
 from dataclasses import dataclass
 
@@ -30,3 +30,13 @@ class Geometry:
             for i in range(2)
         )
         return height, width
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """What a fused operation computes: x normalized in groups, plus a residual if there is one, and ReLU of it."""
+
+    groups: int
+    eps: float
+    relu: bool = False
+    residual: bool = False

@@ -3,12 +3,10 @@
 The backward operation is linear, and its transpose is defined here too, so derivatives of any order work.
 """
 
-from itertools import pairwise
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
 from fedtailor.training.engines.kernels.convolution_algorithms import clients_first, has_triton_kernels, triton_kernels
@@ -20,49 +18,10 @@ def relu_pool(x: Tensor) -> Tensor:
     >>> relu_pool(torch.tensor([[[[-1.0, 2.0], [3.0, -4.0]]]]))
     tensor([[[[3.]]]])
     """
-    if x.dtype != torch.float32 or not has_triton_kernels(x):
+    if not has_triton_kernels(x):
         return F.max_pool2d(F.relu(x), 2)
     out: Tensor = _ReluPool.apply(x)[0]  # type: ignore[no-untyped-call]
     return out
-
-
-class FusedSequential(nn.Sequential):
-    """An `nn.Sequential` that fuses each `nn.ReLU` with a following `nn.MaxPool2d(2)`; its layers are unchanged."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        layers = [*self, None]
-        skip = False
-        for layer, after in pairwise(layers):
-            if skip or layer is None:
-                skip = False
-            elif skip := after is not None and _can_fuse(layer, after):
-                input = relu_pool(input)
-            else:
-                input = layer(input)
-        return input
-
-
-def fuse_relu_pool(module: nn.Module) -> None:
-    """Fuse ReLU and pooling in every `nn.Sequential` of a module, in place; other modules are unchanged."""
-    for part in module.modules():
-        if type(part) is nn.Sequential and any(_can_fuse(layer, after) for layer, after in pairwise(part)):
-            part.__class__ = FusedSequential
-
-
-def _can_fuse(layer: nn.Module, after: nn.Module) -> bool:
-    return type(layer) is nn.ReLU and _is_2x2_max_pool(after) and not (_has_hooks(layer) or _has_hooks(after))
-
-
-def _is_2x2_max_pool(layer: nn.Module) -> bool:
-    """Whether a layer is a 2×2 max pooling with default options."""
-    if type(layer) is not nn.MaxPool2d or layer.ceil_mode or layer.return_indices:
-        return False
-    pairs = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-    return [p if isinstance(p, tuple) else (p, p) for p in pairs] == [(2, 2), (2, 2), (0, 0), (1, 1)]
-
-
-def _has_hooks(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
 
 
 class _ReluPool(Function):

@@ -4,7 +4,8 @@
 A convolution is a product of the weights and the input patches (im2col); the patches are gathered during the product
 and never stored in memory. The grid covers all clients, so one client's convolution need not fill the device. Sums have
 a fixed order, so results are reproducible to the bit. Outputs and input gradients are computed in full float32; weight
-gradients use tensor cores if cuDNN may use them (torch.backends.cudnn.allow_tf32).
+gradients use tensor cores if cuDNN may use them (torch.backends.cudnn.allow_tf32), or if inputs are in bfloat16, whose
+products TF32 computes exactly. Results in bfloat16 are rounded once, after the sum.
 """
 
 from dataclasses import dataclass
@@ -115,17 +116,17 @@ def _gather_kernel(
                 if PART_Y > 1 or PART_X > 1:
                     column = z + j * STEP_X
                     seen &= (column >= 0) & (column % PART_X == 0) & (column // PART_X < WIDTH)
-                    value = tl.load(line + column // PART_X, mask=seen, other=0.0)
+                    value = tl.load(line + column // PART_X, mask=seen, other=0.0).to(tl.float32)
                 else:
                     if not INSIDE:
                         seen &= (z + j * STEP_X).to(tl.uint32) < WIDTH
-                    value = tl.load(line + j * STEP_X, mask=seen, other=0.0)
+                    value = tl.load(line + j * STEP_X, mask=seen, other=0.0).to(tl.float32)
                 tap = (channel * KERNEL_HEIGHT + i) * KERNEL_WIDTH + j
-                total += tl.load(weight + tap * PADDED + output) * value
+                total += tl.load(weight + tap * PADDED + output).to(tl.float32) * value
     if BIASED:
-        total += tl.load(bias + client * OUTPUTS + output, mask=output < OUTPUTS, other=0.0)
+        total += tl.load(bias + client * OUTPUTS + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
     where = sample * (OUTPUTS * FRAME) + place + output * FRAME
-    tl.store(out + where, total, mask=(output < OUTPUTS) & real)
+    tl.store(out + where, total.to(out.dtype.element_ty), mask=(output < OUTPUTS) & real)
 
 
 def weight_gradient(g: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
@@ -137,14 +138,14 @@ def weight_gradient(g: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
     tile, splits = weight_gradient_tile(outputs, columns, pixels)
     blocks = triton.cdiv(columns, tile.taps), triton.cdiv(outputs, tile.outputs)
     steps = triton.cdiv(triton.cdiv(pixels, tile.pixels), splits)
-    parts = g.new_empty(clients, splits, outputs, columns)
+    parts = g.new_empty(clients, splits, outputs, columns, dtype=torch.float32)
     _weight_gradient_kernel[(clients * splits * blocks[0] * blocks[1],)](
         g.contiguous(), x.contiguous(), parts, batch, steps, splits, geometry.biased,
         outputs, channels, *geometry.size, *geometry.out, *geometry.kernel,
         *geometry.stride, *geometry.padding, *geometry.dilation,
-        _precision(), tile.outputs, tile.taps, tile.pixels, num_warps=tile.warps, num_stages=tile.stages,
+        _precision(g.dtype), tile.outputs, tile.taps, tile.pixels, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    return parts.sum(1) if splits > 1 else parts[:, 0]
+    return (parts.sum(1) if splits > 1 else parts[:, 0]).to(g.dtype)
 
 
 @triton.jit
@@ -187,15 +188,15 @@ def _weight_gradient_kernel(
         real = (pixel < pixels)[None, :]
         sample, place = pixel // FRAME, pixel % FRAME
         where = (sample * (OUTPUTS * FRAME) + place)[None, :] + (output * FRAME)[:, None]
-        gradient = tl.load(g + where, mask=(output < OUTPUTS)[:, None] & real, other=0.0)
+        gradient = tl.load(g + where, mask=(output < OUTPUTS)[:, None] & real, other=0.0).to(tl.float32)
         y, z = place // OUT_WIDTH * STRIDE_Y, place % OUT_WIDTH * STRIDE_X
         where = (sample * (CHANNELS * IMAGE) + y * WIDTH + z)[None, :] + corner[:, None]
         if PADDING_Y > 0 or PADDING_X > 0:
             row, column = y[None, :] + down[:, None], z[None, :] + right[:, None]
             seen = (row.to(tl.uint32) < HEIGHT) & (column.to(tl.uint32) < WIDTH)
-            patch = tl.load(x + where, mask=seen & real, other=0.0)
+            patch = tl.load(x + where, mask=seen & real, other=0.0).to(tl.float32)
         else:
-            patch = tl.load(x + where, mask=real, other=0.0)
+            patch = tl.load(x + where, mask=real, other=0.0).to(tl.float32)
         if BIASED:
             patch = tl.where((tap == TAPS)[:, None], 1.0, patch)
         total = tl.dot(gradient, tl.trans(patch), total, input_precision=PRECISION)
@@ -223,8 +224,8 @@ def _tile_rows(count: int) -> int:
     return max(16, int(triton.next_power_of_2(count)))
 
 
-def _precision() -> Any:
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+def _precision(dtype: torch.dtype) -> str:
+    return "tf32" if dtype == torch.bfloat16 or torch.backends.cudnn.allow_tf32 else "ieee"
 
 
 def relu_pool(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,14 +266,14 @@ def _relu_pool_kernel(x, out, argmax, count, H: tl.constexpr, W: tl.constexpr, L
     corner = (
         x + index // ((H // 2) * (W // 2)) * (H * W) + index // (W // 2) % (H // 2) * (2 * W) + index % (W // 2) * 2
     )
-    best = tl.load(corner, mask=inside, other=0.0)
+    best = tl.load(corner, mask=inside, other=0.0).to(tl.float32)
     place = tl.zeros((TILE,), tl.int32)
     for i in tl.static_range(1, 4):
-        value = tl.load(corner + (i // 2 * W + i % 2), mask=inside, other=0.0)
+        value = tl.load(corner + (i // 2 * W + i % 2), mask=inside, other=0.0).to(tl.float32)
         larger = (value > best) | (value != value)  # NaN wins, as in PyTorch
         best = tl.where(larger, value, best)
         place = tl.where(larger, i, place)
-    tl.store(out + index, tl.where(best <= 0, 0.0, best), mask=inside)
+    tl.store(out + index, tl.where(best <= 0, 0.0, best).to(out.dtype.element_ty), mask=inside)
     tl.store(argmax + index, tl.where(best <= 0, 4, place).to(tl.uint8), mask=inside)
 
 
@@ -286,8 +287,9 @@ def _unpool_kernel(g, argmax, out, count, H: tl.constexpr, W: tl.constexpr, LONG
     window = index // (H * W) * ((H // 2) * (W // 2)) + y // 2 * (W // 2) + z // 2
     inside = (index < count) & (y < H // 2 * 2) & (z < W // 2 * 2)  # an odd last row or column belongs to no window
     place = tl.load(argmax + window, mask=inside, other=4)
-    value = tl.load(g + window, mask=inside, other=0.0)
-    tl.store(out + index, tl.where(place == y % 2 * 2 + z % 2, value, 0.0), mask=index < count)
+    value = tl.load(g + window, mask=inside, other=0.0).to(tl.float32)
+    value = tl.where(place == y % 2 * 2 + z % 2, value, 0.0)
+    tl.store(out + index, value.to(out.dtype.element_ty), mask=index < count)
 
 
 @triton.jit
