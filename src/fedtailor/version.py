@@ -4,6 +4,7 @@ A package is built with the version of its git tag. A source tree has one versio
 is installed: a deployed server accepts only clients with its own version, and equal trees must agree.
 """
 
+from hashlib import sha256
 from pathlib import Path
 
 SOURCE_VERSION = "0.1.0.dev0"  # before the next release; also `fallback_version` in pyproject.toml
@@ -21,3 +22,13 @@ def find_version(folder: Path) -> str:
 
 
 VERSION = find_version(Path(__file__).parent.parent)
+
+
+def source_hash() -> str:
+    """Return a hash of the package's Python files. Unlike the version, it differs between commits of a source tree.
+
+    >>> len(source_hash())
+    16
+    """
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest()[:16]

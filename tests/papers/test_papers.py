@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -12,7 +13,7 @@ import pytest
 
 from fedtailor.errors import ConfigError
 from fedtailor.methods import METHODS
-from fedtailor.papers import jobs
+from fedtailor.papers import jobs, running
 from fedtailor.papers.__main__ import main
 from fedtailor.papers.cells import Cell, make_cells
 from fedtailor.papers.definition import PAPERS, load_paper, parse_paper
@@ -20,6 +21,7 @@ from fedtailor.papers.overview import failure_lines, note_lines, show_rows, summ
 from fedtailor.papers.running import CellResult, compare, make_jobs, read_done, run, run_job, select_cells
 from fedtailor.progress import OnRoundEnd
 from fedtailor.tasks.choice import choose_runner
+from fedtailor.training.signals import Interrupted
 from fedtailor.training.simulate import train
 
 ROOT = Path(__file__).parents[2]
@@ -308,6 +310,31 @@ def test_run_whose_process_died_continues_from_its_checkpoint(tmp_path: Path) ->
     assert run_job(job, die, tmp_path / "run")["error"] == "lost"
     again = run_job(job, undisturbed, tmp_path / "run")
     assert rounds == [2] and again["scores"] == run_job(job)["scores"]
+
+
+@pytest.mark.parametrize("code", ["same", "other"])
+def test_stopped_run_continues_with_the_same_code_only(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    def stop(record: dict[str, Any]) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    def recorded(config: Any, method: Any, model: Any, fed: Any, on_round_end: Any, folder: Path) -> Any:
+        started.append(folder.name)
+        return train(config, method, model, fed, stop if len(started) == 1 else on_round_end, folder)
+
+    def start() -> int:
+        return run("fedapa", "table-4", only=["mu=0.5"], seeds=[0], results=tmp_path / "r.jsonl", override=TINY)
+
+    monkeypatch.setattr(running, "train", recorded)
+    monkeypatch.setattr(running, "source_hash", lambda: "same")
+    with pytest.raises(Interrupted, match="after round 1 of 2"):
+        start()
+    monkeypatch.setattr(running, "source_hash", lambda: code)
+    assert start() == 5 and not (tmp_path / ".unfinished").exists()
+    assert (started[0] in started[1:]) == (code == "other") and len(set(started)) == 5
 
 
 def describe(job: int, on_round_end: OnRoundEnd) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def run(
     for line in missing_lines(select_cells(name, table, words, override or [])):
         err.print(line, markup=False, soft_wrap=True)
     runner = choose_runner(parallel, ray, cpus_per_run, gpus_per_run)
-    with print_on_interrupt("To continue, run the same command again; unfinished runs start again from round 1."):
+    with print_on_interrupt("To continue, run the same command again."):
         count = run_cells(
             name, table, only=words, seeds=_numbers(seeds), device=device, runner=runner, seconds=seconds,
             results=path, override=override or [],

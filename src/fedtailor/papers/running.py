@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import lru_cache, partial
@@ -11,7 +11,6 @@ from math import hypot, inf, isfinite
 from pathlib import Path
 from shutil import rmtree
 from statistics import mean, stdev
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -31,8 +30,9 @@ from fedtailor.runs.run import MOMENTS, Run
 from fedtailor.runs.summaries import weighted_mean
 from fedtailor.tasks.task import Runner
 from fedtailor.training.config import TrainingConfig
+from fedtailor.training.signals import Interrupted
 from fedtailor.training.simulate import train
-from fedtailor.version import VERSION
+from fedtailor.version import VERSION, source_hash
 
 SEEDS = (0, 1, 2)
 _STATISTICS = {"weighted": "", "mean": "_mean"}  # -> the end of a record's key
@@ -156,7 +156,9 @@ def run(
     override: Sequence[str] = (),
 ) -> int:
     """Run what is missing of a table and return how many runs were made; each is one line of the file of results.
-    A runner in other processes is one of `tasks.choice.choose_runner`.
+
+    A run that was stopped continues from its last checkpoint. A runner in other processes is one of
+    `tasks.choice.choose_runner`.
 
     >>> from tempfile import TemporaryDirectory
     >>> tiny = ["rounds=1", "data.name=digits", "data.min_size=2", "data.test=0.25", "network.name=mlp"]
@@ -169,7 +171,7 @@ def run(
     done = read_done(path)
     cells = [cell for cell in select_cells(paper, table, only, override) if not cell.why_not]
     jobs = [job for job in make_jobs(cells, seeds, device) if job.key not in done]
-    with _checkpoint_folder(path.parent, runner) as folder:
+    with _checkpoint_folder(path.parent) as folder:
         return run_jobs(partial(_run_in_folder, folder), jobs, path, runner, seconds, lambda job: job.shown)
 
 
@@ -187,20 +189,35 @@ def compare(cells: Sequence[Cell], done: Results) -> list[CellResult]:
 
 
 @contextmanager
-def _checkpoint_folder(parent: Path, runner: Runner | None) -> Iterator[Path | None]:
-    """Yield a folder for checkpoints of runs whose processes may die. It is removed afterward, because a later command
-    may have other code. Without safetensors, there are no checkpoints, and such runs start again from round 1."""
-    if runner is None or runner.is_this_process or find_spec("safetensors") is None:
+def _checkpoint_folder(parent: Path) -> Iterator[Path | None]:
+    """Yield the folder for checkpoints of unfinished runs, from which a later command with the same code continues.
+
+    Without safetensors, there are no checkpoints, and such runs start again from round 1.
+    """
+    if find_spec("safetensors") is None:
         yield None
         return
-    parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".runs-", dir=parent, ignore_cleanup_errors=True) as folder:
-        yield Path(folder).absolute()
+    unfinished = parent.absolute() / ".unfinished"
+    own = unfinished / source_hash()
+    for other in unfinished.glob("*"):
+        if other != own:
+            rmtree(other, ignore_errors=True)  # other code may compute something else
+    own.mkdir(parents=True, exist_ok=True)
+    try:
+        yield own
+    finally:
+        for folder in (own, unfinished):
+            with suppress(OSError):  # a folder that is not empty stays
+                folder.rmdir()
 
 
 def _run_in_folder(folder: Path | None, job: Job, on_round_end: OnRoundEnd) -> Result:
     path = None if folder is None else folder / f"{job.setup.fingerprint}-seed{job.seed}"
-    result = run_job(job, on_round_end, path)
+    try:
+        result = run_job(job, on_round_end, path)
+    except Interrupted as stop:  # its message says how to resume a single run
+        done, (label, rounds) = len(stop.run.records) if stop.run else 0, job.shown
+        raise Interrupted(f"Stopped {label} after round {done} of {rounds}.", stop.code, stop.run) from None
     if path is not None:
         rmtree(path, ignore_errors=True)
     return result
@@ -232,7 +249,7 @@ def _train(
     on_round_end: OnRoundEnd | None,
     folder: Path | None,
 ) -> Run:
-    """Train, or continue the run of a process that died."""
+    """Train, or continue a run whose process died or was stopped."""
     if folder is None or not (folder / "experiment.toml").is_file():
         return train(config, method, model, fed, on_round_end, folder)
     from fedtailor.runs.files import folder_lock  # needs safetensors, like all run folders
