@@ -19,6 +19,7 @@ from fedtailor.core.trees import Params, Tree, flatten
 from fedtailor.core.vmap_context import sequential_loop
 from fedtailor.methods import DBE, LAG, FedAPA, FedAvg, FedPer, FedProto, FedRep, Scaffold, SelfFL
 from fedtailor.training.engines import ENGINES, EngineChoice
+from fedtailor.training.engines.auto import EngineBenchmark
 from fedtailor.training.engines.cuda_graph import CudaGraphLoop
 from fedtailor.training.engines.vectorized import Vectorized, make_chunks
 from support.contexts import make_engine
@@ -293,7 +294,7 @@ def test_auto_chooses_fastest_engine_and_gives_reason(monkeypatch: pytest.Monkey
     monkeypatch.setattr("fedtailor.training.engines.auto._QUICK_RUN_SECONDS", 0.0)
     monkeypatch.setattr(
         "fedtailor.training.engines.auto.EngineBenchmark._seconds",
-        lambda self, engine_choice, clients, batches: 0.05 if engine_choice.engine == fast else 0.5,
+        lambda self, choice, clients, batches: len(clients) * (0.05 if choice.engine == fast else 0.5),
     )
     found = run(FedAvg(), make_net(TinyNet), tiny_federation(SIZES), "auto")
     assert found.info["engine"] == fast
@@ -309,7 +310,7 @@ def test_auto_measures_engines_within_factor_two_again(monkeypatch: pytest.Monke
     per_batch = {"sequential": 0.1, "pool": 0.02, "vectorized": 0.0}
 
     def seconds(self: object, choice: EngineChoice, clients: Sequence[int], batches: int) -> float:
-        return fixed[choice.engine] + per_batch[choice.engine] * batches
+        return len(clients) * (fixed[choice.engine] + per_batch[choice.engine] * batches)
 
     monkeypatch.setattr("fedtailor.training.engines.auto.EngineBenchmark._seconds", seconds)
     monkeypatch.setattr("fedtailor.training.engines.auto.available_cores", lambda: 2)
@@ -318,23 +319,29 @@ def test_auto_measures_engines_within_factor_two_again(monkeypatch: pytest.Monke
     assert found.info["engine"] == "pool" and "vectorized" not in found.info["engine_reason"]
 
 
+@pytest.mark.parametrize("size", [1, 2, 30])
 @pytest.mark.parametrize("vectorized, fastest", [(0.19, "vectorized"), (0.21, "pool")])
-def test_auto_of_a_quick_run_starts_no_worker(monkeypatch: pytest.MonkeyPatch, vectorized: float, fastest: str) -> None:
-    """Four equal clients on two cores: pool takes half of the sequential 0.2 s, vectorized half of its own time."""
+def test_auto_of_a_quick_run_starts_no_worker(
+    monkeypatch: pytest.MonkeyPatch, vectorized: float, fastest: str, size: int
+) -> None:
+    """Four equal clients on two cores: pool takes half of the sequential 0.2 ms per batch, vectorized half of its own
+    time, however few batches a client has."""
     monkeypatch.setattr("fedtailor.training.engines.auto._SHORT_RUN_SECONDS", 0.0)
     monkeypatch.setattr("fedtailor.training.engines.auto.available_cores", lambda: 2)
     measured: list[EngineChoice] = []
 
-    def seconds(self: object, choice: EngineChoice, clients: Sequence[int], batches: int) -> float:
+    def seconds(self: EngineBenchmark, choice: EngineChoice, clients: Sequence[int], batches: int) -> float:
         measured.append(choice)
         assert len(clients) == 2, "one chunk of the vectorized engine trains in this process"
-        return batches * {"sequential": 0.2, "vectorized": vectorized}[choice.engine]
+        trained = 2 * min(batches, -(-size // self.batch_size))
+        return trained * {"sequential": 0.0002, "vectorized": vectorized / 1000}[choice.engine]
 
     monkeypatch.setattr("fedtailor.training.engines.auto.EngineBenchmark._seconds", seconds)
-    found = run(FedAvg(), make_net(TinyNet), tiny_federation((30,) * 4), "auto", schedule=[[0, 1, 2, 3]])
+    found = run(FedAvg(), make_net(TinyNet), tiny_federation((size,) * 4), "auto", schedule=[[0, 1, 2, 3]])
     assert found.info["engine"] == fastest
-    assert found.info["engine_reason"].startswith(f"Milliseconds per client and batch: {fastest}")
-    assert measured == [EngineChoice("sequential"), EngineChoice("vectorized", chunk_size=2)]
+    assert f"Milliseconds per client and batch: {fastest}" in found.info["engine_reason"]
+    assert "pool 0.1" in found.info["engine_reason"]
+    assert set(measured) == {EngineChoice("sequential"), EngineChoice("vectorized", chunk_size=2)}
 
 
 def test_auto_with_short_run_skips_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def measure_as(monkeypatch: pytest.MonkeyPatch, fast: str) -> list[str]:
 
     def seconds(self: EngineBenchmark, choice: EngineChoice, clients: Any, batches: int) -> float:
         measured.append(choice.engine)
-        return 0.01 if choice.engine == fast else 0.5
+        return len(clients) * (0.01 if choice.engine == fast else 0.5)
 
     monkeypatch.setattr(EngineBenchmark, "_seconds", seconds)
     return measured
@@ -96,7 +96,7 @@ def test_remembered_engine_that_fails_is_measured_again(monkeypatch: pytest.Monk
     def seconds(self: EngineBenchmark, choice: EngineChoice, clients: Any, batches: int) -> float:
         if choice.engine == "vectorized":
             raise ft.FedTailorError("the model does not support vmap any more")
-        return 0.01
+        return 0.01 * len(clients)
 
     monkeypatch.setattr(EngineBenchmark, "_seconds", seconds)
     assert run().info["engine"] in ("sequential", "pool")

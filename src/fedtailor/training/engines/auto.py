@@ -19,7 +19,7 @@ from fedtailor.training.sample_index import SampleIndex
 _MAX_CHUNK_SIZE = 128  # on one core of a CPU; larger chunks do not fit into its caches
 _MIN_SECONDS = 0.01  # time of a measurement that is long enough to compare engines
 _THREADS_PENALTY = 1.1  # several threads are slowed down most when other programs use the machine
-_LONG_SECONDS = 1.0  # per client; on a CPU, the vectorized engine is never faster for such large steps
+_LONG_SECONDS = 1.0  # per batch; on a CPU, the vectorized engine is never faster for such large steps
 _SHORT_RUN_SECONDS = 0.2  # a shorter run is not worth a benchmark
 _QUICK_RUN_SECONDS = 10.0  # a shorter run is worth a single measurement of a few engines, on a CPU in one process
 _QUICK_CLIENTS = 8  # such a measurement has the batches of so many clients
@@ -79,21 +79,21 @@ class EngineBenchmark:
         if known is not None and self._works(known[0]):
             return replace(known[0], chunk_size=known[0].chunk_size and min(known[0].chunk_size, max_clients)), known[1]
         try:
-            batches, seconds_per_client, run_seconds = self._measure(sequential)
+            batches, per_batch, run_seconds = self._measure(sequential)
         except Exception:  # methods and models may raise anything; round 1 raises it again
             return sequential, "The benchmark failed."
         if run_seconds < _SHORT_RUN_SECONDS:
             return sequential, f"The run takes less than {_SHORT_RUN_SECONDS:g} s, too short for a benchmark."
         is_quick = run_seconds < _QUICK_RUN_SECONDS
-        choices = [sequential, *self._alternatives(seconds_per_client, max_clients, only_largest=is_quick)]
+        choices = [sequential, *self._alternatives(per_batch, max_clients, only_largest=is_quick)]
         if is_quick and self.device.type == "cpu":
-            seconds, errors = self._compare_in_one_process(choices, {sequential: seconds_per_client / batches}, batches)
+            seconds, errors = self._compare_in_one_process(choices, {sequential: per_batch}, batches)
         else:
-            seconds, errors = self._compare(choices, lambda choice: self._seconds_per_batch(choice, batches))
+            seconds, errors = self._compare(choices, lambda choice: self._measure_choice(choice, batches))
         close = [choice for choice in seconds if seconds[choice] < 2 * min(seconds.values())]
-        if len(close) > 1 and seconds_per_client < _LONG_SECONDS and not is_quick:  # fixed costs weigh less
-            more = min(4 * batches, math.ceil(self._mean_batches()))
-            seconds |= self._compare(close, lambda choice: self._seconds_per_batch(choice, more))[0]
+        if len(close) > 1 and per_batch < _LONG_SECONDS and not is_quick:  # fixed costs weigh less
+            more = min(4 * batches, self._usual_batches())
+            seconds |= self._compare(close, lambda choice: self._measure_choice(choice, more))[0]
         ranking = sorted(close, key=lambda choice: seconds[choice])
         times = ", ".join(f"{choice} {1000 * seconds[choice]:.3g}" for choice in ranking)
         notes = [*dict.fromkeys(errors), *_one_process(self.device.type == "cpu" and available_cores() > 1)]
@@ -123,21 +123,27 @@ class EngineBenchmark:
                 errors.append(str(error))
                 continue
             if choice.chunk_size is not None:
-                seconds[choice] *= padding_overhead(self._batches(), choice.chunk_size, self.device)
+                seconds[choice] *= padding_overhead(self._batches(self.clients), choice.chunk_size, self.device)
             if choice.threads > 1:
                 seconds[choice] *= _THREADS_PENALTY
         return seconds, errors
 
-    def _seconds_per_batch(self, choice: EngineChoice, batches: int) -> float:
+    def _measure_choice(self, choice: EngineChoice, batches: int) -> float:
         count = 2 if choice.engine == "sequential" else self._cores() * (choice.chunk_size or 8)
-        return self._seconds(choice, self._largest(count), batches) / batches
+        return self._seconds_per_batch(choice, self._largest(count), batches)
+
+    def _seconds_per_batch(self, choice: EngineChoice, clients: Sequence[int], batches: int) -> float:
+        """Return the seconds per client and batch if these clients train for at most `batches` batches."""
+        own = [min(batches, count) for count in self._batches(clients)]
+        trained = max(own) * len(own) if choice.chunk_size else sum(own)  # `padding_overhead` is counted separately
+        return self._seconds(choice, clients, batches) / trained
 
     def _compare_in_one_process(
         self, choices: Sequence[EngineChoice], known: dict[EngineChoice, float], batches: int
     ) -> tuple[dict[EngineChoice, float], list[str]]:
         """Compare engines as if processes shared the time of one, because starting workers takes too long for a quick
         run. `known` has the time of the sequential engine."""
-        own = self._batches()
+        own = self._batches(self.clients)
         share = max(1 / self._cores(), max(own) / sum(own))  # no process has less to do than the longest client
 
         def measure(choice: EngineChoice) -> float:
@@ -145,7 +151,7 @@ class EngineBenchmark:
             if alone not in known:
                 clients = self._largest(choice.chunk_size or 2)
                 some = math.ceil(_QUICK_CLIENTS * batches / len(clients))
-                known[alone] = self._seconds(alone, clients, some) / some
+                known[alone] = self._seconds_per_batch(alone, clients, some)
             return known[alone] * (1 if choice.engine == "sequential" else share)
 
         return self._compare(choices, measure)
@@ -159,19 +165,23 @@ class EngineBenchmark:
 
     def _measure(self, sequential: EngineChoice) -> tuple[int, float, float]:
         """Return how many batches per client suffice for a comparison, and the sequential engine's seconds per client
-        and for the whole run."""
-        batches = 1
+        and batch, and for the whole run."""
+        clients, batches = self._largest(2), 1
         while True:
             started = time.thread_time()
-            seconds = self._seconds(sequential, self._largest(2), batches)
-            if 2 * seconds > _MIN_SECONDS or batches >= self._mean_batches():
+            per_batch = self._seconds_per_batch(sequential, clients, batches)
+            processor = time.thread_time() - started
+            trained = sum(min(batches, count) for count in self._batches(clients))
+            if per_batch * trained > _MIN_SECONDS or batches >= self._usual_batches():
                 break
-            batches *= max(2, min(8, int(_MIN_SECONDS / (2 * seconds))))
-        # On a busy machine, the time of the processor says better how long the run is.
-        own = seconds if self.device.type != "cpu" else min(seconds, (time.thread_time() - started) / 4)
-        return batches, seconds, own * self._mean_batches() / batches * len(self.clients) * self.rounds
+            growth = max(2, min(8, int(_MIN_SECONDS / (per_batch * trained))))
+            batches = min(growth * batches, self._usual_batches())
+        # On a busy machine, the time of the processor, in which each batch was trained twice, says better how long the
+        # run is.
+        usual = per_batch if self.device.type != "cpu" else min(per_batch, processor / (2 * trained))
+        return batches, per_batch, usual * sum(self._batches(self.clients)) * self.rounds
 
-    def _alternatives(self, seconds_per_client: float, max_clients: int, only_largest: bool) -> Iterator[EngineChoice]:
+    def _alternatives(self, per_batch: float, max_clients: int, only_largest: bool) -> Iterator[EngineChoice]:
         if self.device.type != "cpu":
             yield EngineChoice("vectorized", 1, min(max_clients, len(self.clients)))
             return
@@ -179,11 +189,11 @@ class EngineBenchmark:
             yield EngineChoice("pool")
         largest = min(max_clients, -(-len(self.clients) // self._cores()), _MAX_CHUNK_SIZE)
         smaller = set() if only_largest else {min(8, largest), min(32, largest)}
-        for chunk in sorted({largest, *smaller} if seconds_per_client < _LONG_SECONDS else ()):
+        for chunk in sorted({largest, *smaller} if per_batch < _LONG_SECONDS else ()):
             yield EngineChoice("vectorized", 1, chunk)
 
     def _seconds(self, choice: EngineChoice, clients: Sequence[int], batches: int) -> float:
-        """Return the seconds per client for some batches."""
+        """Return the seconds in which an engine trains these clients, each for at most `batches` batches."""
         engine = self.build(choice, self.samples.first(batches * self.batch_size))
         starts_workers = choice.engine != "sequential" and len(clients) > (choice.chunk_size or 1)
         seconds = 0.0
@@ -198,10 +208,11 @@ class EngineBenchmark:
                 seconds = min(seconds, taken) if number > 1 else taken
                 if taken > _LONG_SECONDS and self.device.type == "cpu":  # on a GPU, kernels may have been compiled
                     break
-        return seconds / len(clients)
+        return seconds
 
-    def _batches(self) -> tuple[int, ...]:
-        return tuple((-(-self.samples.sizes[list(self.clients)] // self.batch_size)).tolist())
+    def _batches(self, clients: Sequence[int]) -> tuple[int, ...]:
+        return tuple((-(-self.samples.sizes[list(clients)] // self.batch_size)).tolist())
 
-    def _mean_batches(self) -> float:
-        return sum(self._batches()) / len(self.clients)
+    def _usual_batches(self) -> int:
+        """Return the mean number of batches of a client, rounded up."""
+        return math.ceil(sum(self._batches(self.clients)) / len(self.clients))
