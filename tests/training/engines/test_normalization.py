@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedtailor.networks.resnet import ResNet20
+from fedtailor.training.engines.kernels import adapt as adapt_file
 from fedtailor.training.engines.kernels import normalization
 from fedtailor.training.engines.kernels.adapt import adapt
 from fedtailor.training.engines.kernels.geometry import Normalization
@@ -73,6 +75,33 @@ def test_group_norm_with_shared_weights_and_outer_gradient(kernel_device: torch.
 
     found, expected = (grad(partial(total, function), (0, 1))(x, weight[0]) for function in (group_norm, separate))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_that_the_kernels_cannot_compute_are_as_in_pytorch(kernel_device: torch.device) -> None:
+    ones = torch.ones(6, device=kernel_device)
+    x, broadcast = (torch.ones(4, 6, *area, device=kernel_device) for area in ((5, 7), (1, 1)))
+    assert torch.equal(group_norm(x, ones, ones, broadcast, KINDS["residual"]), torch.full_like(x, 2))
+    assert group_norm(x[..., :0], ones, ones, None, KINDS["norm"]).shape == (4, 6, 5, 0)
+    with pytest.raises(ValueError, match="more than 1 value"):
+        group_norm(broadcast[:1], ones, ones, None, Normalization(6, EPS))
+
+
+def test_relu_is_fused_with_pooling_rather_than_with_normalization(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    def pool(x: Tensor) -> Tensor:
+        called.append("relu and pool")
+        return F.max_pool2d(x, 2)
+
+    def norm(x: Tensor, *args: Any) -> Tensor:
+        called.append("norm and relu" if args[-1].relu else "norm")
+        return x
+
+    monkeypatch.setattr(adapt_file, "relu_pool", pool)
+    monkeypatch.setattr(normalization, "group_norm", norm)
+    network = adapt(nn.Sequential(nn.GroupNorm(1, 2), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(1, 2), nn.ReLU()))
+    network(torch.ones(1, 2, 4, 4))
+    assert called == ["norm", "relu and pool", "norm and relu"]
 
 
 def test_group_norm_keeps_nan(kernel_device: torch.device) -> None:

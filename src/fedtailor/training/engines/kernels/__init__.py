@@ -1,1 +1,1 @@
-"""Fast layers for many clients with different weights: convolution, and ReLU with max pooling."""
+"""Fast layers for many clients with different weights: convolution, group normalization, and ReLU with max pooling."""

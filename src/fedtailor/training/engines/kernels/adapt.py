@@ -1,7 +1,7 @@
 """Replace layers of a module by those that are fast when `torch.func.vmap` gives every client different weights."""
 
 import copy
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -39,19 +39,21 @@ class FusedSequential(nn.Sequential):
     `nn.MaxPool2d(2)`; its layers are unchanged."""
 
     def forward(self, input: Tensor) -> Tensor:
-        layers = [*self, None]
+        layers = [*self]
         skip = False
-        for layer, after in pairwise(layers):
-            if skip or layer is None:
+        for layer, after, later in zip_longest(layers, layers[1:], layers[2:]):
+            if skip:
                 skip = False
-            elif skip := after is not None and _can_fuse(layer, after):
+            elif skip := _can_fuse(layer, after) and not _can_fuse(after, later):  # pooling gains most from fusion
                 input = layer.forward_relu(input) if isinstance(layer, VectorizedGroupNorm) else relu_pool(input)
             else:
                 input = layer(input)
         return input
 
 
-def _can_fuse(layer: nn.Module, after: nn.Module) -> bool:
+def _can_fuse(layer: nn.Module | None, after: nn.Module | None) -> bool:
+    if layer is None or after is None:
+        return False
     if type(layer) is VectorizedGroupNorm:
         return type(after) is nn.ReLU and not _has_hooks(after)
     return type(layer) is nn.ReLU and _is_2x2_max_pool(after) and not (_has_hooks(layer) or _has_hooks(after))

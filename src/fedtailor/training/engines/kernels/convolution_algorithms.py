@@ -185,7 +185,7 @@ def _tap_slice(geometry: Geometry, axis: int, tap: int) -> slice:
 
 
 def triton_kernels() -> ModuleType:
-    """Import the Triton kernels on first use, because Triton is only available with CUDA."""
+    """Import the Triton kernels on first use, because Triton is not installed everywhere."""
     from fedtailor.training.engines.kernels import triton_kernels
 
     return triton_kernels

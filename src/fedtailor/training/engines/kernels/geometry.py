@@ -34,7 +34,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Normalization:
-    """What a fused operation computes: x normalized in groups, plus a residual if there is one, and ReLU of it."""
+    """What the fused operation computes: x normalized in groups, plus a residual if there is one, and ReLU of it."""
 
     groups: int
     eps: float

@@ -2,10 +2,11 @@
 
 PyTorch's vmap rule for the gradient of group normalization consists of many operations, each of which passes over all
 activations. Here, forward and backward read each activation once. The gradient is also defined in PyTorch
-operations, so derivatives of any order work.
+operations, so reverse-mode derivatives of any order work.
 """
 
 from functools import partial
+from math import prod
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +27,7 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None,
     >>> group_norm(x, one, 0 * one, None, Normalization(groups=1, eps=0.0, relu=True))
     tensor([[[[0., 1.]]]])
     """
-    if x.ndim == 4 and has_triton_kernels(x) and _triton().fits(x.shape[1] // kind.groups, x.shape[2] * x.shape[3]):
+    if x.ndim == 4 and has_triton_kernels(x) and _fits(x, residual, kind):
         given = None if residual is None else residual.to(x.dtype)
         fused: Tensor = _GroupNorm.apply(x, weight, bias, given, kind)[0]  # type: ignore[no-untyped-call]
         return fused
@@ -113,12 +114,19 @@ def gradient(g: Tensor, x: Tensor, weight: Tensor, *, out: Tensor, kind: Normali
     return (*found, masked.to(g.dtype)) if kind.residual else found
 
 
+def _fits(x: Tensor, residual: Tensor | None, kind: Normalization) -> bool:
+    """Whether the kernels can compute this: they broadcast no residual, and hold a group in registers."""
+    values = prod(x.shape[1:]) // kind.groups
+    has_same_shape = residual is None or residual.shape == x.shape
+    return has_same_shape and values > 1 and _triton().fits(x.shape[1] // kind.groups, prod(x.shape[2:]))
+
+
 def _mean(groups: Tensor) -> Tensor:
     return groups.mean((-3, -2, -1), keepdim=True)
 
 
 def _triton() -> ModuleType:
-    """Import the Triton kernels on first use, because Triton is only available with CUDA."""
+    """Import the Triton kernels on first use, because Triton is not installed everywhere."""
     from fedtailor.training.engines.kernels import triton_group_norm
 
     return triton_group_norm
