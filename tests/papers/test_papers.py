@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 
-from fedtailor.errors import ConfigError
+from fedtailor.errors import ConfigError, RunError
 from fedtailor.methods import METHODS
-from fedtailor.papers import jobs, running
+from fedtailor.papers import jobs, unfinished
 from fedtailor.papers.__main__ import main
 from fedtailor.papers.cells import Cell, make_cells
 from fedtailor.papers.definition import PAPERS, load_paper, parse_paper
 from fedtailor.papers.overview import failure_lines, note_lines, show_rows, summarize
-from fedtailor.papers.running import CellResult, compare, make_jobs, read_done, run, run_job, select_cells
+from fedtailor.papers.running import CellResult, Job, compare, make_jobs, read_done, run, run_job, select_cells
+from fedtailor.papers.unfinished import checkpoint_folder
 from fedtailor.progress import OnRoundEnd
+from fedtailor.runs.files import folder_lock
 from fedtailor.tasks.choice import choose_runner
+from fedtailor.training.client_failures import FailedRoundError
 from fedtailor.training.signals import Interrupted
 from fedtailor.training.simulate import train
 
@@ -297,8 +300,16 @@ def test_parallel_runs_of_a_table_equal_sequential_ones(tmp_path: Path) -> None:
     assert scores("parallel", runner=choose_runner(parallel=2)) == scores("sequential")
 
 
-def test_run_whose_process_died_continues_from_its_checkpoint(tmp_path: Path) -> None:
-    job = make_jobs(select_cells("fedapa", "table-4", ["mu=0.5"], TINY), [0])[0]
+def first_job() -> Job:
+    return make_jobs(select_cells("fedapa", "table-4", ["mu=0.5"], TINY), [0])[0]
+
+
+def run_tiny(folder: Path) -> int:
+    return run("fedapa", "table-4", only=["mu=0.5"], seeds=[0], results=folder / "r.jsonl", override=TINY)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_run_whose_process_died_continues_from_its_checkpoint(tmp_path: Path, damaged: bool) -> None:
     rounds: list[int] = []
 
     def die(record: dict[str, Any]) -> None:
@@ -307,9 +318,11 @@ def test_run_whose_process_died_continues_from_its_checkpoint(tmp_path: Path) ->
     def undisturbed(record: dict[str, Any]) -> None:
         rounds.append(record["round"])
 
-    assert run_job(job, die, tmp_path / "run")["error"] == "lost"
-    again = run_job(job, undisturbed, tmp_path / "run")
-    assert rounds == [2] and again["scores"] == run_job(job)["scores"]
+    assert run_job(first_job(), die, tmp_path / "run")["error"] == "lost"
+    for file in tmp_path.glob("run/checkpoints/*/*" if damaged else "nothing"):
+        file.write_bytes(b"")
+    again = run_job(first_job(), undisturbed, tmp_path / "run")
+    assert rounds == ([1, 2] if damaged else [2]) and again["scores"] == run_job(first_job())["scores"]
 
 
 @pytest.mark.parametrize("code", ["same", "other"])
@@ -321,20 +334,46 @@ def test_stopped_run_continues_with_the_same_code_only(
     def stop(record: dict[str, Any]) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    def recorded(config: Any, method: Any, model: Any, fed: Any, on_round_end: Any, folder: Path) -> Any:
+    def recorded(config: Any, method: Any, model: Any, fed: Any, on_round_end: Any, folder: Path, **other: Any) -> Any:
         started.append(folder.name)
-        return train(config, method, model, fed, stop if len(started) == 1 else on_round_end, folder)
+        return train(config, method, model, fed, stop if len(started) == 1 else on_round_end, folder, **other)
 
-    def start() -> int:
-        return run("fedapa", "table-4", only=["mu=0.5"], seeds=[0], results=tmp_path / "r.jsonl", override=TINY)
-
-    monkeypatch.setattr(running, "train", recorded)
-    monkeypatch.setattr(running, "source_hash", lambda: "same")
+    monkeypatch.setattr(unfinished, "train", recorded)
+    monkeypatch.setattr(unfinished, "source_hash", lambda: "same")
     with pytest.raises(Interrupted, match="after round 1 of 2"):
-        start()
-    monkeypatch.setattr(running, "source_hash", lambda: code)
-    assert start() == 5 and not (tmp_path / ".unfinished").exists()
+        run_tiny(tmp_path)
+    monkeypatch.setattr(unfinished, "source_hash", lambda: code)
+    assert run_tiny(tmp_path) == 5 and not (tmp_path / ".unfinished").exists()
     assert (started[0] in started[1:]) == (code == "other") and len(set(started)) == 5
+
+
+def test_runs_of_another_command_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with checkpoint_folder(tmp_path) as folder:
+        assert folder is not None
+        theirs = folder / first_job().folder_name
+        theirs.mkdir(parents=True)
+        with folder_lock(theirs):
+            assert run_tiny(tmp_path) == 4
+            monkeypatch.setattr(unfinished, "source_hash", lambda: "other")
+            assert run_tiny(tmp_path) == 1 and theirs.is_dir()
+
+
+@pytest.mark.parametrize("error", [RunError("No space left"), FailedRoundError("NaN")], ids=["disk", "diverged"])
+def test_failed_run_is_repeated_unless_it_would_fail_again(
+    error: RunError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(record: dict[str, Any]) -> None:
+        raise error
+
+    def disturbed(config: Any, method: Any, model: Any, fed: Any, _: Any, folder: Path, **other: Any) -> Any:
+        return train(config, method, model, fed, fail, folder, **other)
+
+    monkeypatch.setattr(unfinished, "train", disturbed)
+    assert run_tiny(tmp_path) == 5
+    repeated = not isinstance(error, FailedRoundError)
+    assert len(list(tmp_path.glob(".unfinished/*/*"))) == 5 * repeated
+    assert run_tiny(tmp_path) == 5 * repeated
+    assert all(("scores" in one) == repeated for one in read_done(tmp_path / "r.jsonl").values())
 
 
 def describe(job: int, on_round_end: OnRoundEnd) -> dict[str, Any]:

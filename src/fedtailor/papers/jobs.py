@@ -19,7 +19,7 @@ Result = dict[str, Any]
 
 
 def run_jobs(
-    run: Callable[[Job, OnRoundEnd], Result],
+    run: Callable[[Job, OnRoundEnd], Result | None],
     jobs: Sequence[Job],
     results: Path,
     runner: Runner | None = None,
@@ -27,7 +27,8 @@ def run_jobs(
     label: Callable[[Job], tuple[str, int | None]] = lambda job: (str(job), None),
 ) -> int:
     """Run jobs and append each result to the file as soon as it is there; start no job after so many seconds. Return
-    the number of jobs that were run; a job that fails is logged, and the others go on.
+    the number of jobs that were run; a job that fails is logged, and the others go on. A job without a result is left
+    out.
 
     For a runner in other processes, `run` must be a function of a module. `label` returns what the progress display
     shows for a job, and its number of rounds.
@@ -57,7 +58,7 @@ def run_jobs(
 
 
 def _run_in_time(
-    run: Callable[[Job, OnRoundEnd], Result], job: Job, deadline: float, on_round_end: OnRoundEnd
+    run: Callable[[Job, OnRoundEnd], Result | None], job: Job, deadline: float, on_round_end: OnRoundEnd
 ) -> Result | None:
     return run(job, on_round_end) if time.time() < deadline else None
 

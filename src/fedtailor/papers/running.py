@@ -1,12 +1,12 @@
 """Run the cells of a paper's tables, and compare their scores with the printed ones."""
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import lru_cache, partial
-from importlib.util import find_spec
+from hashlib import sha256
 from math import hypot, inf, isfinite
 from pathlib import Path
 from shutil import rmtree
@@ -15,24 +15,27 @@ from typing import Any
 
 import torch
 
-from fedtailor.core.method import Method
 from fedtailor.core.model import Model
 from fedtailor.data.dataset import Data
 from fedtailor.data.federation import Federation
-from fedtailor.errors import ConfigError, FedTailorError, RunError
+from fedtailor.errors import ConfigError, FedTailorError
 from fedtailor.networks import network
 from fedtailor.papers.cells import Cell, Setup, make_cells, parse_overrides
 from fedtailor.papers.definition import CURVE_ROUNDS, load_paper
 from fedtailor.papers.jobs import Result, read_results, run_jobs
+from fedtailor.papers.unfinished import checkpoint_folder, is_in_use, train_or_continue
 from fedtailor.progress import OnRoundEnd
 from fedtailor.runs.records import Record, Values
 from fedtailor.runs.run import MOMENTS, Run
 from fedtailor.runs.summaries import weighted_mean
 from fedtailor.tasks.task import Runner
+from fedtailor.training.client_failures import FailedRoundError
 from fedtailor.training.config import TrainingConfig
 from fedtailor.training.signals import Interrupted
 from fedtailor.training.simulate import train
-from fedtailor.version import VERSION, source_hash
+from fedtailor.version import VERSION
+
+log = logging.getLogger("fedtailor")
 
 SEEDS = (0, 1, 2)
 _STATISTICS = {"weighted": "", "mean": "_mean"}  # -> the end of a record's key
@@ -63,6 +66,12 @@ class Job:
     @property
     def config(self) -> TrainingConfig:
         return replace(self.setup.config, seed=self.seed, device=self.device)
+
+    @property
+    def folder_name(self) -> str:
+        """The name of the folder for checkpoints, which depends on engine and device as well."""
+        config = repr(replace(self.config, device=str(self.config.torch_device)))
+        return f"{self.setup.fingerprint}-seed{self.seed}-{sha256(config.encode()).hexdigest()[:8]}"
 
     def load(self) -> tuple[Model, Federation]:
         """Load the data, and build the network for them."""
@@ -171,7 +180,9 @@ def run(
     done = read_done(path)
     cells = [cell for cell in select_cells(paper, table, only, override) if not cell.why_not]
     jobs = [job for job in make_jobs(cells, seeds, device) if job.key not in done]
-    with _checkpoint_folder(path.parent) as folder:
+    if not jobs:
+        return 0
+    with checkpoint_folder(path.parent) as folder:
         return run_jobs(partial(_run_in_folder, folder), jobs, path, runner, seconds, lambda job: job.shown)
 
 
@@ -188,75 +199,47 @@ def compare(cells: Sequence[Cell], done: Results) -> list[CellResult]:
     return [CellResult(cell, ()) if cell.missing else _compare(cell, by_setup) for cell in cells]
 
 
-@contextmanager
-def _checkpoint_folder(parent: Path) -> Iterator[Path | None]:
-    """Yield the folder for checkpoints of unfinished runs, from which a later command with the same code continues.
-
-    Without safetensors, there are no checkpoints, and such runs start again from round 1.
-    """
-    if find_spec("safetensors") is None:
-        yield None
-        return
-    unfinished = parent.absolute() / ".unfinished"
-    own = unfinished / source_hash()
-    for other in unfinished.glob("*"):
-        if other != own:
-            rmtree(other, ignore_errors=True)  # other code may compute something else
-    own.mkdir(parents=True, exist_ok=True)
-    try:
-        yield own
-    finally:
-        for folder in (own, unfinished):
-            with suppress(OSError):  # a folder that is not empty stays
-                folder.rmdir()
-
-
-def _run_in_folder(folder: Path | None, job: Job, on_round_end: OnRoundEnd) -> Result:
-    path = None if folder is None else folder / f"{job.setup.fingerprint}-seed{job.seed}"
+def _run_in_folder(folder: Path | None, job: Job, on_round_end: OnRoundEnd) -> Result | None:
+    """Run a job with checkpoints in a subfolder; None if another command is running it."""
+    path = None if folder is None else folder / job.folder_name
+    if path is not None and is_in_use(path):
+        log.warning("%s is left out, because another command trains it now.", job.shown[0])
+        return None
     try:
         result = run_job(job, on_round_end, path)
     except Interrupted as stop:  # its message says how to resume a single run
-        done, (label, rounds) = len(stop.run.records) if stop.run else 0, job.shown
-        raise Interrupted(f"Stopped {label} after round {done} of {rounds}.", stop.code, stop.run) from None
-    if path is not None:
+        label, rounds = job.shown
+        after = f" after round {len(stop.run.records)} of {rounds}" if stop.run else ""
+        message = f"Stopped {label}{' immediately' if stop.immediately else ''}{after}."
+        raise Interrupted(message, stop.code, stop.run, stop.immediately) from None
+    if path is not None and not result.get("repeat"):
         rmtree(path, ignore_errors=True)
     return result
 
 
 def run_job(job: Job, on_round_end: OnRoundEnd | None = None, folder: Path | None = None) -> Result:
-    """Train and return the result; a run that fails has the key "error" instead of scores, and "repeat" if the reason
-    may not be the method: missing data, or not enough memory."""
+    """Train and return the result; a run that fails has the key "error" instead of scores, and "repeat" unless it
+    would fail again: data may have been missing, or memory, or a disk may have been full."""
     setup, started = job.setup, time.perf_counter()
     about: Result = {"run": job.label, "fingerprint": setup.fingerprint, "seed": job.seed, "settings": setup.describe()}
     config = job.config
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     try:
-        found = _train(config, setup.method, *job.load(), on_round_end, folder)
-        outcome: Result = {"scores": _collect(found, config.metrics or ["accuracy"])}
+        start = train if folder is None else partial(train_or_continue, folder)
+        found = start(config, setup.method, *job.load(), on_round_end)
+        outcome: Result = {"scores": _collect(found, config.metrics or ["accuracy"]), "seconds": _seconds(found)}
     except (FedTailorError, RuntimeError, OSError) as error:
-        outcome = {"error": str(error), "repeat": not isinstance(error, RunError)}
+        seconds = time.perf_counter() - started
+        outcome = {"error": str(error), "repeat": not isinstance(error, FailedRoundError), "seconds": round(seconds, 1)}
     device = torch.cuda.get_device_name() if config.torch_device.type == "cuda" else "CPU"
     versions = {"device": device, "torch": torch.__version__, "fedtailor": VERSION}
-    return about | outcome | {"seconds": round(time.perf_counter() - started, 1), "date": str(date.today())} | versions
+    return about | outcome | {"date": str(date.today())} | versions
 
 
-def _train(
-    config: TrainingConfig,
-    method: Method,
-    model: Model,
-    fed: Federation,
-    on_round_end: OnRoundEnd | None,
-    folder: Path | None,
-) -> Run:
-    """Train, or continue a run whose process died or was stopped."""
-    if folder is None or not (folder / "experiment.toml").is_file():
-        return train(config, method, model, fed, on_round_end, folder)
-    from fedtailor.runs.files import folder_lock  # needs safetensors, like all run folders
-    from fedtailor.training.resume import continue_run, newest_checkpoint
-
-    with folder_lock(folder):
-        return continue_run(folder, config, method, model, fed, newest_checkpoint(folder), on_round_end)
+def _seconds(found: Run) -> float:
+    """Return the seconds of training and evaluation, also of the rounds before the run was stopped."""
+    return round(sum(float(each["seconds"] + each.get("seconds_evaluating", 0.0)) for each in found.records), 1)
 
 
 @lru_cache(maxsize=2)

@@ -36,7 +36,11 @@ class ClientFailure:
     diverged: bool = False  # whether its results have NaN or infinity
 
 
-class TooFewClientsError(RunError):
+class FailedRoundError(RunError):
+    """A round does not count because its clients failed or the server state diverged; it would fail again."""
+
+
+class TooFewClientsError(FailedRoundError):
     """A round does not count because too few clients delivered an upload."""
 
 
@@ -102,13 +106,13 @@ def find_non_finite(clients: Sequence[int], parts: Mapping[str, Tree]) -> dict[i
 
 
 def check_finite(tree: Tree, number: int, advise: Callable[[], str]) -> None:
-    """Raise `RunError` with advice if the server state has NaN or infinity after round `number`."""
+    """Raise `FailedRoundError` with advice if the server state has NaN or infinity after round `number`."""
     floats = {path: leaf for path, leaf in flatten(tree).items() if _can_be_nan(leaf)}
     if not floats or bool(torch.stack([to_float64(leaf.sum().abs()) for leaf in floats.values()]).isfinite().all()):
         return  # one synchronization with the device
     for path, leaf in floats.items():
         if not bool(leaf.isfinite().all()):
-            raise RunError(
+            raise FailedRoundError(
                 f"In round {number}, '{path}' of the server state became NaN or infinite although all uploads are "
                 f"finite; {advise()}."
             )
@@ -121,7 +125,7 @@ def check_failure_rate(
     number: int,
     advice: str | None = None,
 ) -> None:
-    """Raise `RunError` if more than the fraction `max_failures` of a round's clients failed.
+    """Raise `FailedRoundError` if more than the fraction `max_failures` of a round's clients failed.
 
     If all clients raised an exception, the first exception is raised again instead.
     """
@@ -131,7 +135,7 @@ def check_failure_rate(
     if first.error is not None and len(failures) == num_clients:
         raise first.error
     hint = "" if first.error else f"; {advice or 'try a smaller lr'}"
-    raise RunError(
+    raise FailedRoundError(
         f"In round {number}, {len(failures)} of {num_clients} clients failed, more than max_failures={max_failures:g} "
         f"allows. Client {client} failed because {first.reason}{hint}."
     ) from first.error

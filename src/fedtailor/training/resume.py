@@ -38,12 +38,14 @@ def continue_run(
     checkpoint: Checkpoint | None,
     on_round_end: Callable[[Record], None] | None = None,
     other_engine: bool = False,
+    save_models: bool = True,
 ) -> Run:
     """Train the remaining rounds of the run in `folder`, starting from a checkpoint, or from round 1 if it is None.
 
     The result is bit-identical to that of an uninterrupted run, unless `config` has another engine or number of actors
     than the run was started with (`other_engine`); then it differs by rounding. Raises `ConfigError` unless method,
-    model, and data are the ones with which the run was started. The caller must hold the lock of the folder.
+    model, and data are the ones with which the run was started. The caller must hold the lock of the folder. Without
+    `save_models`, the personal models are not written.
     """
     info = read_info(folder)
     clients = split_clients(fed, config.held_out_clients, config.seed)
@@ -70,7 +72,7 @@ def continue_run(
             trainer.clients.restore(trainer.server, checkpoint)
             writer.continue_from(checkpoint)
         train_with_recovery(trainer, writer, on_round_end)
-        writer.finish(run)
+        writer.finish(run, None if save_models else [])
     return run
 
 

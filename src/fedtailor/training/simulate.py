@@ -229,8 +229,10 @@ def train(
     on_round_end: Callable[[Record], None] | None = None,
     folder: Path | None = None,
     initial_weights: Mapping[str, Tensor] | None = None,
+    save_models: bool = True,
 ) -> Run:
-    """Train a method like `simulate`, with all settings in one `TrainingConfig`."""
+    """Train a method like `simulate`, with all settings in one `TrainingConfig`; without `save_models`, the personal
+    models are not written to `folder`."""
     if isinstance(model, ClientModels) and initial_weights is not None:
         raise ConfigError("initial_weights are those of one network; load them into the modules of ft.client_models.")
     trainer, weights = make_trainer(config, method, model, fed, initial_weights, folder=folder)
@@ -241,7 +243,7 @@ def train(
 
         with create_run(folder, config.checkpoint_every, trainer.run, weights) as writer:
             run = train_with_recovery(trainer, writer, on_round_end)
-            writer.finish(run)
+            writer.finish(run, None if save_models else [])
         return run
 
 
