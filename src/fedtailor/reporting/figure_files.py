@@ -7,6 +7,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,23 @@ def save_figures(page: Page, folder: Path, formats: Sequence[str]) -> list[Path]
         # The captions come first, so that a call that failed can be repeated.
         write_atomic(folder / _CAPTIONS, "\n".join([f"{_HEADING} {VERSION}\n", *sections]).encode())
         for key, path in paths.items():
-            write_atomic(path, images[key])
+            write_atomic(path, _with_fixed_ids(images[key], key[0]))
     return list(paths.values())
+
+
+def _with_fixed_ids(image: bytes, name: str) -> bytes:
+    """Replace the random numbers in the ids of an SVG file, so that the same figure always gives the same file.
+
+    >>> _with_fixed_ids(b'<g class="trace1a2b3c" clip-path="url(#clip4d5e6fx)" fill="#1a2b3c"/>', "curves")
+    b'<g class="trace191f5c" clip-path="url(#clipccc7afx)" fill="#1a2b3c"/>'
+    """
+    fixed: dict[bytes, bytes] = {}
+
+    def replace(found: re.Match[bytes]) -> bytes:
+        new = sha256(f"{name} {len(fixed)}".encode()).hexdigest()[:6].encode()
+        return found[1] + fixed.setdefault(found[2], new)
+
+    return re.sub(rb"(defs-|clip|legend|trace)([0-9a-f]{6})", replace, image)
 
 
 def _read_captions(folder: Path) -> dict[str, str]:
