@@ -1,7 +1,7 @@
 """FedAPM's Table 3 on CIFAR-10, when clients share samples as in the authors' code, and when they do not.
 
 python benchmarks/shared_samples.py --device cuda       # runs what is missing in results/shared_samples.json
-python benchmarks/shared_samples.py --device cpu --override rounds=2 --override data.name=digits --out /tmp   # try it
+python benchmarks/shared_samples.py --device cpu --override rounds=2 --out /tmp       # try it, some minutes
 
 In the code, each client draws its samples of a class from the whole class, so one client's test samples can be training
 samples of others. All settings are those of `fedtailor paper run fedapm table-3-cifar10`; there, no sample is shared.
@@ -81,7 +81,8 @@ def main() -> None:
         ]
         (job,) = make_jobs(cells, [options.seed], options.device)
         for is_shared in (True, False):
-            name = f"{row}, {'shared' if is_shared else 'separate'} samples, seed {options.seed}"
+            samples = "shared" if is_shared else "separate"
+            name = f"{row}, {samples} samples, {job.config.rounds} rounds, seed {options.seed}"
             if name not in runs:
                 runs[name] = measure(job, is_shared)
                 print(name, json.dumps(runs[name]), flush=True)

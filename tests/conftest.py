@@ -57,12 +57,14 @@ def kernel_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
 
 @pytest.fixture(autouse=True)
-def no_learned_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `auto` neither read nor write what it learned in the user's cache folder."""
+def steady_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `auto` train the short runs of tests sequentially, however busy the machine is, and neither read nor write
+    what it learned in the user's cache folder."""
 
     def fail() -> Path:
         raise OSError("no cache in tests")
 
+    monkeypatch.setattr("fedtailor.training.engines.auto._SHORT_RUN_SECONDS", 10.0)
     monkeypatch.setattr("fedtailor.training.engines.learned_choices.cache_folder", fail)
 
 

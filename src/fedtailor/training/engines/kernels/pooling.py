@@ -15,6 +15,7 @@ from fedtailor.training.engines.kernels.convolution_algorithms import clients_fi
 def relu_pool(x: Tensor) -> Tensor:
     """Compute `F.max_pool2d(F.relu(x), 2)`, in one pass if Triton kernels are available.
 
+    >>> import torch
     >>> relu_pool(torch.tensor([[[[-1.0, 2.0], [3.0, -4.0]]]]))
     tensor([[[[3.]]]])
     """
