@@ -319,8 +319,9 @@ def test_run_whose_process_died_continues_from_its_checkpoint(tmp_path: Path, da
         rounds.append(record["round"])
 
     assert run_job(first_job(), die, tmp_path / "run")["error"] == "lost"
-    for file in tmp_path.glob("run/checkpoints/*/*" if damaged else "nothing"):
-        file.write_bytes(b"")
+    if damaged:
+        for file in tmp_path.glob("run/checkpoints/*/*"):
+            file.write_bytes(b"")
     again = run_job(first_job(), undisturbed, tmp_path / "run")
     assert rounds == ([1, 2] if damaged else [2]) and again["scores"] == run_job(first_job())["scores"]
 

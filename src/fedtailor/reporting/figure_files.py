@@ -70,8 +70,9 @@ def save_figures(page: Page, folder: Path, formats: Sequence[str]) -> list[Path]
         folder.mkdir(parents=True, exist_ok=True)
         # The captions come first, so that a call that failed can be repeated.
         write_atomic(folder / _CAPTIONS, "\n".join([f"{_HEADING} {VERSION}\n", *sections]).encode())
-        for key, path in paths.items():
-            write_atomic(path, _with_fixed_ids(images[key], key[0]))
+        for (name, form), path in paths.items():
+            image = images[name, form]
+            write_atomic(path, _with_fixed_ids(image, name) if form == "svg" else image)
     return list(paths.values())
 
 

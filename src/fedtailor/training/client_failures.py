@@ -37,7 +37,7 @@ class ClientFailure:
 
 
 class FailedRoundError(RunError):
-    """A round does not count because its clients failed or the server state diverged; it would fail again."""
+    """A round does not count because its clients failed or the server state diverged."""
 
 
 class TooFewClientsError(FailedRoundError):
